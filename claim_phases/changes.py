@@ -1,0 +1,202 @@
+"""What one step changes in the node, and the effects that follow from each change.
+
+Nothing here decides: `turns` does. Every change of phase goes through `Changes.move`, so the table
+of `phases` has the last word.
+"""
+
+from dataclasses import dataclass
+
+from claim_phases.events import (
+    Arm,
+    Condition,
+    ConditionKind,
+    Effect,
+    Judged,
+    Measure,
+    PhaseChanged,
+    Send,
+    Tell,
+    Timer,
+    TimerKind,
+    Usage,
+)
+from claim_phases.messages import ArbiterMessage, Granted, Refused, Release, TurnLost
+from claim_phases.node import Node, Tenant
+from claim_phases.phases import Phase, Signal, after
+
+REREAD_FIRST_S = 0.001
+REREAD_LAST_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The admin's bounds, in seconds."""
+
+    lease_s: float = 10.0  # a lost session may come back
+    verify_s: float = 5.0  # the device's accounting may lag behind a release
+    park_s: float = 60.0  # to quiesce, and again to release
+    restore_s: float = 600.0  # from the grant to running; an engine starts in it
+    blocked_s: float = 10.0  # a waiting tenant is refused when a fault lasts longer
+    watch_s: float = 1.0  # between two looks for intruders and strangers
+
+
+class Changes:
+    """The changes of one step after another; `effects` are those of the step that is being made."""
+
+    def __init__(self, node: Node, limits: Limits) -> None:
+        self.node = node
+        self.effects: list[Effect] = []
+        self._limits = limits
+        self._now = 0.0
+
+    def begin(self, now: float) -> None:
+        """A step begins, at CLOCK_MONOTONIC `now`."""
+        self.node.seq += 1
+        self._now = now
+        self.effects = []
+
+    # -- phases ---------------------------------------------------------------------------------
+
+    def move(self, tenant: Tenant, signal: Signal, weights: int | None = None) -> None:
+        """Change the phase as the table says; readings from before are of no use from here on."""
+        before, tenant.phase = tenant.phase, after(tenant.phase, signal)
+        tenant.since = self.node.seq
+        tenant.attempts = 0
+        tenant.overdue = False
+        for name in tenant.who.devices:
+            self.node.devices[name].changed = self.node.seq
+        ended = tenant.gone and signal is Signal.FREE
+        phase = None if ended else tenant.phase
+        change = PhaseChanged(tenant.name, before, phase, tenant.epoch, tenant.who.devices, weights)
+        self.effects.append(Tell(self._now, change))
+        self.arm_phase(tenant)
+
+    def grant(self, tenant: Tenant, signal: Signal) -> None:
+        """Begin a turn, under a new epoch."""
+        self.node.queue.remove(tenant.name)
+        self.node.epoch += 1
+        tenant.epoch = self.node.epoch
+        tenant.parked = False
+        tenant.fault = ""
+        self.move(tenant, signal)
+        self.send(tenant, Granted(tenant.epoch, tenant.request))
+
+    def displace(self, tenant: Tenant) -> None:
+        """Tell a tenant to release."""
+        self.move(tenant, Signal.DISPLACE)
+        self.send(tenant, Release(tenant.epoch))
+
+    def released(self, tenant: Tenant) -> None:
+        """By its own word the tenant has parked."""
+        if tenant.phase is Phase.QUIESCING:
+            self.move(tenant, Signal.QUIESCED)
+        tenant.parked = True
+        self.move(tenant, Signal.RELEASED)
+
+    def free(self, tenant: Tenant) -> None:
+        """The tenant's memory is measured to be back."""
+        tenant.fault = ""
+        self.move(tenant, Signal.FREE)
+        if tenant.gone:
+            del self.node.tenants[tenant.name]
+        elif tenant.name in self.node.queue:
+            self.move(tenant, Signal.ACQUIRE)
+
+    def take(self, tenant: Tenant, signal: Signal, reason: str) -> None:
+        """Take a turn away; a tenant that cannot be told now learns it when it next speaks."""
+        tenant.taken, tenant.taken_why = tenant.epoch, reason
+        self.fault(tenant, signal, reason)
+        self.send(tenant, TurnLost(tenant.epoch, reason))
+
+    def fault(
+        self,
+        tenant: Tenant,
+        signal: Signal,
+        reason: str,
+        device: str | None = None,
+        size: int | None = None,
+        kind: ConditionKind = ConditionKind.FAULTED,
+    ) -> None:
+        """Something is wrong with a tenant: it counts as holding until its memory is back."""
+        tenant.fault = reason
+        self.move(tenant, signal)
+        self.tell(
+            kind, f"{tenant.name} (epoch {tenant.epoch}): {reason}", tenant.name, device, size
+        )
+
+    # -- the queue ------------------------------------------------------------------------------
+
+    def enqueue(self, tenant: Tenant) -> None:
+        """Let the tenant wait; one that has no turn to leave first is Waiting from now on."""
+        if tenant.name not in self.node.queue:
+            self.node.queue.append(tenant.name)
+        if tenant.phase is Phase.PARKED:
+            self.move(tenant, Signal.ACQUIRE)
+
+    def dequeue(self, tenant: Tenant) -> None:
+        """Let the tenant wait no longer."""
+        self.node.queue.remove(tenant.name)
+        tenant.blocked = 0
+        if tenant.phase is Phase.WAITING:
+            self.move(tenant, Signal.CANCEL)
+
+    def refuse(self, tenant: Tenant, reason: str, holder: str = "") -> None:
+        """Answer the tenant's acquire with the reason why there is no turn."""
+        if tenant.name in self.node.queue:
+            self.dequeue(tenant)
+        self.tell(ConditionKind.REFUSED, f"{tenant.name} gets no turn: {reason}", tenant.name)
+        self.send(tenant, Refused(tenant.request, reason, holder))
+
+    # -- effects --------------------------------------------------------------------------------
+
+    def send(self, tenant: Tenant, message: ArbiterMessage) -> None:
+        """Send to a connected tenant; for others the next hello makes up for it."""
+        if tenant.connected:
+            self.effects.append(Send(tenant.name, message))
+
+    def refuse_session(self, name: str, reason: str) -> None:
+        """Refuse a session whose tenant may not be on record."""
+        self.effects.append(Send(name, Refused(0, reason)))
+
+    def measure(self, devices: tuple[str, ...], *, attribute: bool) -> None:
+        """Have devices read after this step."""
+        self.effects.append(Measure(devices, attribute, self.node.seq))
+
+    def reread(self, tenant: Tenant) -> None:
+        """Have another look soon: the device's accounting may lag. 1 ms, doubling to 50 ms."""
+        delay = min(REREAD_FIRST_S * 2**tenant.attempts, REREAD_LAST_S)
+        tenant.attempts += 1
+        self.arm(TimerKind.REREAD, tenant.name, tenant.since, delay)
+
+    def arm_phase(self, tenant: Tenant) -> None:
+        """Bound the tenant's phase, where it has a deadline."""
+        limits = {
+            Phase.RESTORING: self._limits.restore_s,
+            Phase.QUIESCING: self._limits.park_s,
+            Phase.RELEASING: self._limits.park_s,
+            Phase.VERIFYING: self._limits.verify_s,
+        }
+        if tenant.phase in limits:
+            self.arm(TimerKind.PHASE, tenant.name, tenant.since, limits[tenant.phase])
+
+    def arm(self, kind: TimerKind, subject: str, mark: int, delay_s: float) -> None:
+        """Run a timer."""
+        self.effects.append(Arm(Timer(kind, subject, mark), delay_s))
+
+    def judged(self, tenant: Tenant, usage: Usage, *, free: bool) -> None:
+        """Tell people what was measured of a release."""
+        total = self.node.devices[usage.device].total
+        self.effects.append(
+            Tell(self._now, Judged(tenant.name, usage.device, usage.used, total, free))
+        )
+
+    def tell(
+        self,
+        kind: ConditionKind,
+        message: str,
+        tenant: str | None = None,
+        device: str | None = None,
+        size: int | None = None,
+    ) -> None:
+        """Tell people of a condition, in one sentence."""
+        self.effects.append(Tell(self._now, Condition(kind, message, tenant, device, size)))

@@ -1,0 +1,195 @@
+"""What goes into the node's machine of turns, and what comes out of it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from claim_phases.messages import ArbiterMessage, Hello, TenantMessage
+from claim_phases.node import Membership
+from claim_phases.phases import Phase
+
+
+class TimerKind(StrEnum):
+    """One timer of each kind runs per subject; arming it again replaces it."""
+
+    LEASE = "lease"  # a tenant's session is lost
+    PHASE = "phase"  # a tenant is in a phase that has a deadline
+    REREAD = "reread"  # the device's accounting may lag: look again (1 to 50 ms)
+    VERDICT = "verdict"  # a waiting tenant's devices stay occupied: find out by whom
+    BLOCKED = "blocked"  # a waiting tenant is blocked by a fault: refuse it
+    WATCH = "watch"  # the node's look for intruders and strangers
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """`mark` tells a timer that was overtaken by events from one that still counts."""
+
+    kind: TimerKind
+    subject: str
+    mark: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A device's memory at one moment, in bytes.
+
+    `tenants` and `foreign` say who holds it: None when only the sum was read. What no process
+    could be found for is in `used` alone.
+    """
+
+    device: str
+    used: int
+    tenants: tuple[tuple[str, int], ...] | None = None
+    foreign: int | None = None
+
+    def of(self, tenant: str) -> int | None:
+        """What the tenant's processes hold; None when only the sum was read."""
+        if self.tenants is None:
+            return None
+        return sum(size for name, size in self.tenants if name == tenant)
+
+    @property
+    def unknown(self) -> int:
+        """Bytes in use that belong to no process that could be seen."""
+        if self.tenants is None or self.foreign is None:
+            return 0
+        return max(0, self.used - sum(size for _, size in self.tenants) - self.foreign)
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A session's hello, with who its peer is; `caller` is the tenant that its acquire is for."""
+
+    who: Membership
+    hello: Hello
+    caller: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message of a connected tenant; `caller` is the tenant on whose behalf it acquires."""
+
+    tenant: str
+    message: TenantMessage
+    caller: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A tenant's session broke."""
+
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """All processes of one life of a tenant ended."""
+
+    tenant: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The answer to `Measure`, with the step at which it was asked."""
+
+    asked: int
+    usages: tuple[Usage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """A timer ran out."""
+
+    timer: Timer
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The arbiter started, with this node read from its journal (or a new one)."""
+
+
+Event = Connected | Said | Lost | Gone | Measured | Fired | Resumed
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send to the tenant's session. Only after the state that it follows from is stored."""
+
+    tenant: str
+    message: ArbiterMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Read these devices; with `attribute`, find out whose each byte is."""
+
+    devices: tuple[str, ...]
+    attribute: bool
+    asked: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Run a timer."""
+
+    timer: Timer
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    """For people: a tenant went from one phase to another; `after` None: it ended."""
+
+    tenant: str
+    before: Phase
+    after: Phase | None
+    epoch: int
+    devices: tuple[str, ...]
+    weights: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """For people: a device was measured to see whether `tenant` left it."""
+
+    tenant: str
+    device: str
+    used: int
+    total: int
+    free: bool
+
+
+class ConditionKind(StrEnum):
+    """What can be wrong with a tenant or a device."""
+
+    FAULTED = "Faulted"
+    INTRUDER = "Intruder"
+    FOREIGN_MEMORY = "ForeignMemory"
+    SESSION_LOST = "SessionLost"
+    REFUSED = "Refused"
+    CLEARED = "Cleared"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """For people: something is wrong (or no longer is), in one sentence."""
+
+    kind: ConditionKind
+    message: str
+    tenant: str | None = None
+    device: str | None = None
+    size: int | None = None
+
+
+Told = PhaseChanged | Judged | Condition
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Write to the node's event log; `at` is CLOCK_MONOTONIC seconds."""
+
+    at: float
+    what: Told
+
+
+Effect = Send | Measure | Arm | Tell

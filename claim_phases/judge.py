@@ -1,0 +1,115 @@
+"""Judges measurements: whose memory is back, who intrudes, what is foreign."""
+
+from collections.abc import Mapping
+
+from claim_phases import verdicts
+from claim_phases.changes import Changes
+from claim_phases.events import ConditionKind, Measured, Usage
+from claim_phases.messages import Warned
+from claim_phases.node import Device, Node, Tenant
+from claim_phases.phases import Phase, Signal
+from claim_phases.verdicts import mib
+
+
+class Judge:
+    """Keeps the readings of one step, those that no phase change has overtaken."""
+
+    def __init__(self, node: Node, changes: Changes) -> None:
+        self._node = node
+        self._do = changes
+        self._fresh: dict[str, Usage] = {}
+
+    def forget(self) -> None:
+        """A step begins: what was read in the one before counts no more."""
+        self._fresh = {}
+
+    def readings(self, tenant: Tenant) -> Mapping[str, Usage] | None:
+        """This step's readings, where they cover all of the tenant's devices."""
+        return self._fresh if self._fresh.keys() >= set(tenant.who.devices) else None
+
+    def look(self, tenant: Tenant) -> None:
+        """Measure for a release: by the sum where that can tell, else by owner."""
+        devices = [self._node.devices[name] for name in tenant.who.devices]
+        by_owner = tenant.overdue or any(
+            device.foreign or verdicts.allowed(self._node, device) is None for device in devices
+        )
+        self._do.measure(tenant.who.devices, attribute=by_owner)
+
+    def measured(self, event: Measured) -> None:
+        """Use what was read, unless a phase changed on the device since it was asked for."""
+        self._fresh = {u.device: u for u in event.usages if self._counts(u, event.asked)}
+        attributed = {u.device: u for u in self._fresh.values() if u.tenants is not None}
+        for usage in attributed.values():
+            self._judge_device(self._node.devices[usage.device], usage)
+        answered = {usage.device for usage in event.usages}
+        for tenant in list(self._node.tenants.values()):
+            mine = set(tenant.who.devices)
+            if tenant.phase is not Phase.VERIFYING:
+                if attributed.keys() >= mine:
+                    self._judge_bystander(tenant, attributed)
+            elif self._fresh.keys() >= mine:
+                self._judge_release(tenant)
+            elif answered >= mine:
+                self.look(tenant)  # a phase change overtook the answer
+
+    def _counts(self, usage: Usage, asked: int) -> bool:
+        device = self._node.devices.get(usage.device)
+        return device is not None and asked >= device.changed
+
+    def _judge_release(self, tenant: Tenant) -> None:
+        """Is the memory of a tenant that says it released really back?"""
+        usages = [self._fresh[name] for name in tenant.who.devices]
+        back = [verdicts.is_back(self._node, tenant, usage) for usage in usages]
+        final = tenant.overdue and all(usage.tenants is not None for usage in usages)
+        if not all(back) and not final:
+            self._do.reread(tenant)
+            return
+        for usage, free in zip(usages, back, strict=True):
+            self._do.judged(tenant, usage, free=free)
+        over = verdicts.over_budget(tenant, self._fresh)
+        if over is None:
+            self._do.free(tenant)
+            return
+        name, held = over
+        did = "its processes ended" if tenant.gone else "it said that it parked"
+        reason = (
+            f"{did}, and {mib(held)} of {name} are still its, where {mib(tenant.budget)} may be"
+        )
+        self._do.fault(tenant, Signal.HELD, reason, name, held)
+
+    def _judge_bystander(self, tenant: Tenant, usages: Mapping[str, Usage]) -> None:
+        """An attributed reading tells intruders, and faulted tenants that have left after all.
+
+        A turn that was taken is not over with that: its tenant may yet restore, and must say that
+        it parked, or end.
+        """
+        over = verdicts.over_budget(tenant, usages)
+        if tenant.aside and over is not None:
+            name, held = over
+            reason = (
+                f"it holds {mib(held)} of {name} without a turn, where {mib(tenant.budget)} may be"
+            )
+            self._do.fault(tenant, Signal.INTRUDE, reason, name, held, ConditionKind.INTRUDER)
+            self._do.send(tenant, Warned(f"Intruder: {reason}"))
+        elif tenant.phase is Phase.FAULTED and over is None and (tenant.parked or tenant.gone):
+            self._do.tell(ConditionKind.CLEARED, f"{tenant.name} has left its devices", tenant.name)
+            self._do.free(tenant)
+
+    def _judge_device(self, device: Device, usage: Usage) -> None:
+        """What belongs to none of its tenants taints a device; they are not blamed for it."""
+        excess = verdicts.excess(self._node, device, usage)
+        if excess.size and not excess.seen and not all(t.aside for t in self._node.on(device.name)):
+            return  # bytes of nobody mean something only while no tenant's memory moves
+        if excess.size and excess.whose != device.whose:
+            self._do.tell(
+                ConditionKind.INTRUDER if excess.intruder else ConditionKind.FOREIGN_MEMORY,
+                f"{mib(excess.size)} of {device.name} belong to {excess.whose}: no turn is granted "
+                f"on it until they are gone",
+                excess.intruder or None,
+                device.name,
+                excess.size,
+            )
+        elif device.foreign and not excess.size:
+            message = f"{device.name} is free of foreign memory"
+            self._do.tell(ConditionKind.CLEARED, message, device=device.name)
+        device.foreign, device.whose = excess.size, excess.whose if excess.size else ""

@@ -1,0 +1,142 @@
+"""What a tenant and the arbiter say to each other, each message with the epoch that it is about."""
+
+from dataclasses import dataclass
+
+from claim_phases.phases import Phase
+
+PROTOCOL = "0.1"
+"""This protocol's version: major.minor. The arbiter serves this minor and the one before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message of a session: who speaks, and what it holds.
+
+    `epoch` is the newest epoch that the speaker knows, 0 when it has just begun; `phase` is its own
+    view; `request` is the acquire that it still waits for, 0 when there is none, and `caller` says
+    on whose behalf, as in `Acquire`.
+    """
+
+    role: str
+    phase: Phase = Phase.PARKED
+    epoch: int = 0
+    request: int = 0
+    protocol: str = PROTOCOL
+    caller: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Asks for a turn. `request` only grows, over restarts of the speaker too.
+
+    `caller` says on whose behalf ("pid:12", "ip:10.0.0.7"), "" when it is the speaker's own wish.
+    """
+
+    request: int
+    caller: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The acquire is no longer wanted."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """The turn is free; the tenant stays resident until it is told to release."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quiesced:
+    """Work is finished or paused; the memory is about to be parked."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The memory is parked, says the tenant; the arbiter measures."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The memory is back: the tenant runs. `weights` is the version that an engine serves."""
+
+    epoch: int
+    weights: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Parking or restoring did not work, and why. A tenant that fails to park tries again."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Answers the hello with what the arbiter has on record of this tenant."""
+
+    phase: Phase
+    epoch: int
+    protocol: str = PROTOCOL
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The turn: restore, then run. `request` is the newest acquire that this answers."""
+
+    epoch: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Somebody needs the room: quiesce, park, say so."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Somebody waits for the turn of this epoch; yield at the next good moment."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The acquire will not be granted, and why; request 0: the session itself is refused.
+
+    `holder` names the tenant that holds the turn when the acquire is on its own behalf.
+    """
+
+    request: int
+    reason: str
+    holder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnLost:
+    """The turn of this epoch was taken away, and why."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """The tenant uses a device without a turn (Intruder), with the bytes."""
+
+    reason: str
+
+
+TenantMessage = Hello | Acquire | Cancel | Yield | Quiesced | Released | Restored | Failed
+ArbiterMessage = Welcome | Granted | Release | Wanted | Refused | TurnLost | Warned

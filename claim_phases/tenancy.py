@@ -1,0 +1,269 @@
+"""The tenant's side of the protocol: what it holds, what it waits for, what it says. Pure.
+
+The session feeds it and carries out its acts: messages are said in order while a stream is open
+(what is lost with a stream is made up for by the next hello), memory commands run one at a time.
+"""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from claim_phases.messages import (
+    Acquire,
+    ArbiterMessage,
+    Cancel,
+    Failed,
+    Granted,
+    Hello,
+    Quiesced,
+    Refused,
+    Release,
+    Released,
+    Restored,
+    TenantMessage,
+    TurnLost,
+    Wanted,
+    Warned,
+    Welcome,
+    Yield,
+)
+from claim_phases.phases import ASIDE, TURN, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Send to the arbiter; dropped when no stream is open."""
+
+    message: TenantMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Park the memory, then call `parked` or `park_failed` with the epoch."""
+
+    epoch: int
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Restore the memory, then call `restored` or `restore_failed` with the epoch."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The acquire is answered: granted when `refusal` and `failure` are None.
+
+    `refusal`: the arbiter gives no turn, and why (`holder`: because this tenant has it, and asks on
+    its own behalf). `failure`: the memory could not be restored.
+    """
+
+    epoch: int
+    refusal: str | None = None
+    holder: str | None = None
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WantedByOther:
+    """Another tenant waits for this turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """The arbiter has something to say to people."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """The arbiter refuses this session for good, and why."""
+
+    reason: str
+
+
+Act = Say | Park | Restore | Answer | WantedByOther | Warn | Shut
+
+
+class Tenancy:
+    """One tenant's state. Each method takes in one thing that happened and returns the acts."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.phase = Phase.PARKED
+        self.epoch = 0
+        self.request = 0
+        self.wanted = False
+        self.taken: str | None = None  # why the turn that the user is in was taken
+        self._caller = ""
+        self._welcomed = False
+        self._restored = False  # the memory is whole
+        self._held = False  # there may be something of it
+        self._abandoned = False  # the turn was taken during the restore that goes on
+
+    @property
+    def holds(self) -> bool:
+        """Whether the tenant has the turn and its memory."""
+        return self.phase is Phase.RUNNING
+
+    # -- the stream -----------------------------------------------------------------------------
+
+    def opened(self) -> list[Act]:
+        """A stream to the arbiter is open."""
+        return [Say(Hello(self.role, self.phase, self.epoch, self.request, caller=self._caller))]
+
+    def heard(self, message: ArbiterMessage) -> list[Act]:
+        """The arbiter said something."""
+        match message:
+            case Welcome(phase, epoch):
+                if not self._welcomed:
+                    self._attach(phase, epoch)
+                return []
+            case Granted(epoch):
+                return self._granted(epoch)
+            case Release(epoch):
+                return self._release(epoch, "it was taken to make room")
+            case TurnLost(epoch, reason):
+                return [] if self.aside else self._release(epoch, reason)
+            case Wanted(epoch):
+                if epoch != self.epoch or self.phase not in TURN or self.wanted:
+                    return []
+                self.wanted = True
+                return [WantedByOther()]
+            case Refused(request, reason, holder):
+                return [Shut(reason)] if request == 0 else self._refused(request, reason, holder)
+            case Warned(reason):
+                return [Warn(reason)]
+            case _:
+                assert_never(message)
+
+    def _attach(self, phase: Phase, epoch: int) -> None:
+        """An agent that began anew takes over what the one before it left in the device."""
+        self._welcomed = True
+        self._held = phase not in ASIDE
+        if phase not in TURN:  # a turn is granted again, and that says its epoch
+            self.epoch = epoch
+        if phase is Phase.YIELDED:
+            self.phase = Phase.YIELDED
+
+    def _granted(self, epoch: int) -> list[Act]:
+        if epoch <= self.epoch:  # said twice: it must not begin a turn that is over
+            return []
+        resident = self.phase is Phase.YIELDED and self._restored
+        self.epoch, self.wanted, self.taken, self._abandoned = epoch, False, None, False
+        if resident:
+            return self._run()
+        self.phase = Phase.RESTORING
+        self._held = True
+        return [Restore(epoch)]
+
+    def _run(self) -> list[Act]:
+        self.phase = Phase.RUNNING
+        if self.request == 0:  # nobody waits for it any more
+            return self.leave()
+        self.request = 0
+        return [Answer(self.epoch)]
+
+    def _release(self, epoch: int, reason: str) -> list[Act]:
+        if epoch < self.epoch or (epoch == self.epoch and self.phase is Phase.RELEASING):
+            return []
+        self.epoch = epoch  # of a grant that was never heard, maybe: it is over now
+        if self.phase is Phase.RESTORING:
+            return self._abandon(reason)
+        if self.phase is Phase.RUNNING:
+            self.taken = reason
+        if not self._held:
+            return [Say(Quiesced(epoch)), Say(Released(epoch))]
+        return self._park()
+
+    def _abandon(self, reason: str) -> list[Act]:
+        """Park when the restore has come to its end; who waits for it need not wait that long."""
+        self._abandoned = True
+        request, self.request = self.request, 0
+        if not request:
+            return []
+        return [Say(Cancel(request)), Answer(self.epoch, failure=reason)]
+
+    def _park(self) -> list[Act]:
+        self.phase = Phase.RELEASING
+        self.wanted = False
+        return [Say(Quiesced(self.epoch)), Park(self.epoch)]
+
+    def _refused(self, request: int, reason: str, holder: str) -> list[Act]:
+        if request != self.request:
+            return []
+        self.request = 0
+        if self.phase is Phase.WAITING:
+            self.phase = Phase.PARKED
+        return [Answer(self.epoch, refusal=reason, holder=holder or None)]
+
+    # -- the user -------------------------------------------------------------------------------
+
+    def want(self, request: int, caller: str = "") -> list[Act]:
+        """Ask for a turn. `request` grows with each call, and over lives of the process."""
+        self.request, self._caller = request, caller
+        if self.phase is Phase.PARKED:
+            self.phase = Phase.WAITING
+        return [Say(Acquire(request, caller))]
+
+    def unwant(self) -> list[Act]:
+        """Ask no longer; a grant that comes all the same is yielded."""
+        request, self.request = self.request, 0
+        if self.phase is Phase.WAITING:
+            self.phase = Phase.PARKED
+        return [Say(Cancel(request))] if request else []
+
+    def leave(self) -> list[Act]:
+        """The turn is free: nothing is parked yet."""
+        if self.phase is not Phase.RUNNING:
+            return []
+        self.phase = Phase.YIELDED
+        self.wanted = False
+        return [Say(Yield(self.epoch))]
+
+    # -- the memory -----------------------------------------------------------------------------
+
+    def parked(self, epoch: int) -> list[Act]:
+        """The memory is parked."""
+        self._restored = self._held = False
+        if epoch != self.epoch or self.phase not in (Phase.RELEASING, Phase.FAULTED):
+            return []
+        self.phase = Phase.WAITING if self.request else Phase.PARKED
+        return [Say(Released(epoch))]
+
+    def park_failed(self, epoch: int, reason: str) -> list[Act]:
+        """The memory could not be parked: told, then tried again; never restored instead."""
+        if epoch != self.epoch or self.phase not in (Phase.RELEASING, Phase.FAULTED):
+            return []
+        self.phase = Phase.FAULTED
+        return [Say(Failed(epoch, reason)), Park(epoch, again=True)]
+
+    def restored(self, epoch: int, weights: int | None) -> list[Act]:
+        """The memory is back."""
+        self._restored = self._held = True
+        if epoch != self.epoch or self.phase is not Phase.RESTORING:
+            return []
+        if self._abandoned:
+            return self._park()
+        return [Say(Restored(epoch, weights)), *self._run()]
+
+    def restore_failed(self, epoch: int, reason: str) -> list[Act]:
+        """The memory could not be restored; the arbiter will ask for what there is of it."""
+        self._restored, self._held = False, True
+        if epoch != self.epoch or self.phase is not Phase.RESTORING:
+            return []
+        if self._abandoned:
+            return self._park()
+        self.phase = Phase.FAULTED
+        acts: list[Act] = [Say(Failed(epoch, reason))]
+        if self.request:
+            self.request = 0
+            acts.append(Answer(epoch, failure=reason))
+        return acts
+
+    @property
+    def aside(self) -> bool:
+        """Whether the tenant holds no more than its residual budget, by its own account."""
+        return self.phase in ASIDE

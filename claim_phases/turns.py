@@ -1,0 +1,413 @@
+"""The node's machine of turns: who has which devices, who waits, who must leave, who is at fault.
+
+Pure: `step(event, now)` takes what happened and returns what to do. The arbiter stores the node
+before it carries out any `Send`. Every decision to grant rests on a measurement taken after the
+last phase change on each device concerned.
+"""
+
+from collections.abc import Mapping
+from typing import assert_never
+
+from claim_phases import verdicts
+from claim_phases.changes import Changes, Limits
+from claim_phases.events import (
+    ConditionKind,
+    Connected,
+    Effect,
+    Event,
+    Fired,
+    Gone,
+    Lost,
+    Measured,
+    Resumed,
+    Said,
+    Timer,
+    TimerKind,
+    Usage,
+)
+from claim_phases.judge import Judge
+from claim_phases.messages import (
+    Acquire,
+    Cancel,
+    Failed,
+    Granted,
+    Hello,
+    Quiesced,
+    Release,
+    Released,
+    Restored,
+    TurnLost,
+    Wanted,
+    Welcome,
+    Yield,
+)
+from claim_phases.node import Membership, Node, Tenant
+from claim_phases.phases import ASIDE, HOLDING, TURN, Phase, Signal
+from claim_phases.policies import Policy, fifo
+from claim_phases.verdicts import mib
+
+__all__ = ["Limits", "Turns"]
+
+
+class Turns:
+    """One node's arbiter of turns, without IO."""
+
+    def __init__(self, node: Node, limits: Limits, policy: Policy = fifo) -> None:
+        self.node = node
+        self._limits = limits
+        self._policy = policy
+        self._do = Changes(node, limits)
+        self._judge = Judge(node, self._do)
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take in one event at CLOCK_MONOTONIC `now`; return the effects in order."""
+        self._do.begin(now)
+        self._judge.forget()
+        match event:
+            case Connected():
+                self._connected(event)
+            case Said():
+                self._said(event)
+            case Lost():
+                self._lost(event.tenant)
+            case Gone():
+                self._gone(event)
+            case Measured():
+                self._judge.measured(event)
+            case Fired():
+                self._fired(event.timer)
+            case Resumed():
+                self._resumed()
+            case _:
+                assert_never(event)
+        self._schedule()
+        return self._do.effects
+
+    # -- sessions -------------------------------------------------------------------------------
+
+    def _connected(self, event: Connected) -> None:
+        who, hello = event.who, event.hello
+        tenant = self.node.tenants.get(who.tenant)
+        known = tenant.epoch if tenant is not None else 0
+        if hello.epoch > known:
+            self._do.refuse_session(
+                who.tenant,
+                f"{who.tenant} speaks of epoch {hello.epoch}, and this node's journal knows none "
+                f"after {known} for it: end its processes and start them again",
+            )
+            return
+        if tenant is None:
+            tenant = self.node.tenants[who.tenant] = Tenant(who, since=self.node.seq)
+            if len(self.node.tenants) == 1:
+                self._do.arm(TimerKind.WATCH, "", 0, self._limits.watch_s)
+        elif tenant.who.incarnation != who.incarnation:
+            self._end_of_life(tenant, then=who)
+        elif tenant.gone:
+            reason = f"the processes of {who.tenant} have ended: start them again"
+            self._do.refuse_session(who.tenant, reason)
+            return
+        tenant.connected = True
+        tenant.asked = tenant.told_wanted = 0  # what was sent or measured meanwhile is lost
+        self._do.send(tenant, Welcome(tenant.phase, tenant.epoch))
+        self._reconcile(tenant, hello)
+        if hello.request == 0 and tenant.name in self.node.queue:
+            self._do.dequeue(tenant)
+        elif hello.request >= max(tenant.request, 1) and tenant.phase not in TURN:
+            # Also one that was refused: the refusal was not heard.
+            self._acquire(tenant, hello.request, event.caller)
+
+    def _reconcile(self, tenant: Tenant, hello: Hello) -> None:
+        """Bring both records together after a gap: what was said and not heard, on either side."""
+        knows = hello.epoch == tenant.epoch
+        if tenant.taken and knows and tenant.taken == tenant.epoch and hello.phase not in ASIDE:
+            self._do.send(tenant, TurnLost(tenant.taken, tenant.taken_why))
+        match tenant.phase:
+            case Phase.RESTORING | Phase.RUNNING if knows and hello.phase is Phase.FAULTED:
+                self._restore_failed(tenant, "it said so when its session came back")
+            case Phase.RESTORING if knows and hello.phase in (Phase.RUNNING, Phase.YIELDED):
+                self._do.move(tenant, Signal.RESTORED)
+                if hello.phase is Phase.YIELDED:
+                    self._do.move(tenant, Signal.YIELD)
+            case Phase.RUNNING if knows and hello.phase is Phase.YIELDED:
+                self._do.move(tenant, Signal.YIELD)
+            case Phase.RESTORING | Phase.RUNNING:
+                if hello.phase not in TURN or not knows:
+                    self._do.send(tenant, Granted(tenant.epoch, tenant.request))
+            case Phase.QUIESCING | Phase.RELEASING | Phase.FAULTED if (
+                knows and hello.phase in ASIDE
+            ):
+                self._released(tenant)
+            case Phase.QUIESCING | Phase.RELEASING:
+                self._do.send(tenant, Release(tenant.epoch))
+            case Phase.FAULTED:
+                self._do.displace(tenant)
+            case Phase.PARKED | Phase.WAITING | Phase.YIELDED | Phase.VERIFYING:
+                pass
+            case _:
+                assert_never(tenant.phase)
+
+    def _lost(self, name: str) -> None:
+        tenant = self.node.tenants.get(name)
+        if tenant is not None and tenant.connected:
+            self._without_session(tenant)
+
+    def _without_session(self, tenant: Tenant) -> None:
+        tenant.connected = False
+        tenant.lost = self.node.seq
+        self._do.arm(TimerKind.LEASE, tenant.name, tenant.lost, self._limits.lease_s)
+
+    def _lease_over(self, tenant: Tenant) -> None:
+        if tenant.name in self.node.queue:
+            self._do.dequeue(tenant)
+        if tenant.phase in (Phase.PARKED, Phase.VERIFYING, Phase.FAULTED):
+            return
+        self._do.tell(
+            ConditionKind.SESSION_LOST,
+            f"{tenant.name} lost its session for {self._limits.lease_s:g} s while {tenant.phase} "
+            f"in epoch {tenant.epoch}, and its processes live: its turn is taken",
+            tenant.name,
+        )
+        reason = "its session was lost for longer than the lease"
+        self._do.take(tenant, Signal.LAPSE, reason)
+
+    def _gone(self, event: Gone) -> None:
+        tenant = self.node.tenants.get(event.tenant)
+        if tenant is not None and tenant.who.incarnation == event.incarnation:
+            self._end_of_life(tenant, then=None)
+
+    def _end_of_life(self, tenant: Tenant, then: Membership | None) -> None:
+        """All processes of the tenant ended; `then` is its next life, when that is here already."""
+        tenant.connected = False
+        tenant.gone = True
+        if tenant.name in self.node.queue:
+            self.node.queue.remove(tenant.name)
+        self._do.move(tenant, Signal.GONE)
+        if then is not None:
+            tenant.who, tenant.gone, tenant.request, tenant.parked = then, False, 0, True
+        self._judge.look(tenant)
+
+    def _resumed(self) -> None:
+        for tenant in self.node.tenants.values():
+            tenant.blocked = tenant.attempts = 0  # the timers that these count for are gone
+            self._without_session(tenant)
+            self._do.arm_phase(tenant)
+            if tenant.phase is Phase.VERIFYING:
+                self._judge.look(tenant)
+        if self.node.tenants:
+            self._do.arm(TimerKind.WATCH, "", 0, self._limits.watch_s)
+
+    # -- what tenants say -----------------------------------------------------------------------
+
+    def _said(self, event: Said) -> None:
+        tenant = self.node.tenants.get(event.tenant)
+        if tenant is None or not tenant.connected:
+            return
+        match event.message:
+            case Hello():
+                pass  # a session says it once, and `Connected` carries it
+            case Acquire(request):
+                if request > tenant.request:  # else it was said twice
+                    self._acquire(tenant, request, event.caller)
+            case Cancel(request):
+                if request == tenant.request and tenant.name in self.node.queue:
+                    self._do.dequeue(tenant)
+            case Yield() | Quiesced() | Released() | Restored() | Failed():
+                if event.message.epoch == tenant.epoch:
+                    self._reported(tenant, event.message)
+                elif event.message.epoch == tenant.taken:
+                    self._do.send(tenant, TurnLost(tenant.taken, tenant.taken_why))
+            case _:
+                assert_never(event.message)
+
+    def _reported(
+        self, tenant: Tenant, message: Yield | Quiesced | Released | Restored | Failed
+    ) -> None:
+        """A report of the present epoch; where it does not fit the phase it came twice or late."""
+        match message, tenant.phase:
+            case Yield(), Phase.RUNNING:
+                self._do.move(tenant, Signal.YIELD)
+            case Restored(_, weights), Phase.RESTORING:
+                self._do.move(tenant, Signal.RESTORED, weights)
+            case ((Yield() | Restored()), _) if tenant.taken == tenant.epoch:
+                self._do.send(tenant, TurnLost(tenant.taken, tenant.taken_why))
+            case Quiesced(), Phase.QUIESCING:
+                self._do.move(tenant, Signal.QUIESCED)
+            case Released(), (Phase.QUIESCING | Phase.RELEASING | Phase.FAULTED):
+                self._released(tenant)
+            case Failed(_, reason), (Phase.RESTORING | Phase.RUNNING):
+                self._restore_failed(tenant, reason)
+            case Failed(_, reason), (Phase.QUIESCING | Phase.RELEASING):
+                self._do.fault(tenant, Signal.FAIL, f"it could not park: {reason}")
+            case _:
+                pass
+
+    def _acquire(self, tenant: Tenant, request: int, caller: str) -> None:
+        tenant.request = request
+        holder = self.node.tenants.get(caller)
+        if (
+            holder is not None
+            and holder is not tenant
+            and holder.phase in TURN
+            and holder in self.node.beside(tenant)
+        ):
+            self._do.refuse(
+                tenant,
+                f"the request comes from {holder.name}, which holds the turn (epoch "
+                f"{holder.epoch}) and would wait for itself: yield the turn around the request",
+                holder.name,
+            )
+        elif tenant.phase in TURN:
+            self._do.send(tenant, Granted(tenant.epoch, tenant.request))
+        else:
+            self._do.enqueue(tenant)
+
+    def _released(self, tenant: Tenant) -> None:
+        self._do.released(tenant)
+        self._judge.look(tenant)
+
+    def _restore_failed(self, tenant: Tenant, reason: str) -> None:
+        self._do.fault(tenant, Signal.FAIL, f"it could not restore: {reason}")
+        self._do.displace(tenant)
+
+    # -- turns ----------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        """Serve the queue. Who cannot be served keeps its devices from those behind it."""
+        reserved: set[str] = set()
+        for name in list(self._policy(tuple(self.node.queue))):
+            tenant = self.node.tenants[name]
+            self._bound_the_wait(tenant)
+            if not reserved & set(tenant.who.devices):
+                self._serve(tenant)
+            if name in self.node.queue:
+                reserved |= set(tenant.who.devices)
+
+    def _bound_the_wait(self, tenant: Tenant) -> None:
+        if not verdicts.causes(self.node, tenant):
+            tenant.blocked = 0
+        elif not tenant.blocked:
+            tenant.blocked = self.node.seq
+            self._do.arm(TimerKind.BLOCKED, tenant.name, tenant.blocked, self._limits.blocked_s)
+
+    def _serve(self, tenant: Tenant) -> None:
+        if tenant.phase not in (Phase.WAITING, Phase.YIELDED) or not tenant.connected:
+            return
+        others = self.node.beside(tenant)
+        holders = [t for t in others if t.phase in HOLDING]
+        for holder in holders:
+            self._ask_to_yield(holder)
+        devices = [self.node.devices[name] for name in tenant.who.devices]
+        if holders or any(device.foreign for device in devices):
+            return
+        residents = [t for t in others if t.phase is Phase.YIELDED]
+        if residents and not verdicts.fit(self.node, tenant, residents):
+            self._displace_all(residents)
+        elif tenant.phase is Phase.YIELDED:
+            self._do.grant(tenant, Signal.RESUME)
+        elif (usages := self._judge.readings(tenant)) is not None:
+            self._grant_into_room(tenant, residents, usages)
+        elif tenant.asked < max(device.changed for device in devices):
+            self._ask(tenant, attribute=tenant.overdue)
+
+    def _ask_to_yield(self, holder: Tenant) -> None:
+        if holder.phase is Phase.RUNNING and holder.connected and holder.told_wanted < holder.epoch:
+            holder.told_wanted = holder.epoch
+            self._do.send(holder, Wanted(holder.epoch))
+
+    def _displace_all(self, residents: list[Tenant]) -> None:
+        for resident in residents:
+            self._do.displace(resident)
+
+    def _ask(self, tenant: Tenant, *, attribute: bool) -> None:
+        """Measure for a grant: once, and again after a phase change or when a re-read is due."""
+        tenant.asked = self.node.seq
+        self._do.measure(tenant.who.devices, attribute=attribute)
+
+    def _grant_into_room(
+        self, tenant: Tenant, residents: list[Tenant], usages: Mapping[str, Usage]
+    ) -> None:
+        """Grant when every device is measured free and has the room; look again when not."""
+        for name in tenant.who.devices:
+            limit = verdicts.allowed(self.node, self.node.devices[name], beside_residents=True)
+            if limit is None or usages[name].used > limit:
+                self._displace_all(residents)  # one has outgrown its declared need
+                self._occupied(tenant)
+                return
+        short = verdicts.short_of_room(self.node, tenant, usages)
+        if short is None:
+            self._do.grant(tenant, Signal.GRANT)
+        elif short.tenants is None:
+            self._ask(tenant, attribute=True)
+        elif residents:
+            self._displace_all(residents)
+        else:
+            total = self.node.devices[short.device].total
+            self._do.refuse(
+                tenant,
+                f"{tenant.name} needs {mib(tenant.who.need or 0)} of {short.device}, and of its "
+                f"{mib(total)} only {mib(total - short.used)} are free when all others are parked: "
+                f"lower its need or the residual budgets",
+            )
+
+    def _occupied(self, tenant: Tenant) -> None:
+        self._do.reread(tenant)
+        if tenant.attempts == 1:
+            self._do.arm(TimerKind.VERDICT, tenant.name, tenant.since, self._limits.verify_s)
+
+    # -- timers ---------------------------------------------------------------------------------
+
+    def _fired(self, timer: Timer) -> None:
+        if timer.kind is TimerKind.WATCH:
+            if self.node.tenants:
+                self._do.measure(tuple(self.node.devices), attribute=True)
+                self._do.arm(TimerKind.WATCH, "", 0, self._limits.watch_s)
+            return
+        tenant = self.node.tenants.get(timer.subject)
+        if tenant is None:
+            return
+        match timer.kind:
+            case TimerKind.LEASE:
+                if not tenant.connected and tenant.lost == timer.mark:
+                    self._lease_over(tenant)
+            case TimerKind.PHASE:
+                if tenant.since == timer.mark:
+                    self._overdue(tenant)
+            case TimerKind.REREAD:
+                if tenant.since == timer.mark:
+                    self._look_again(tenant)
+            case TimerKind.VERDICT:
+                if tenant.since == timer.mark:
+                    tenant.overdue = True
+                    self._look_again(tenant)
+            case TimerKind.BLOCKED:
+                if tenant.blocked == timer.mark:
+                    self._refuse_blocked(tenant)
+            case _:
+                assert_never(timer.kind)
+
+    def _look_again(self, tenant: Tenant) -> None:
+        if tenant.phase is Phase.VERIFYING:
+            self._judge.look(tenant)
+        else:
+            tenant.asked = 0  # its place in the queue decides whether it is measured for
+
+    def _overdue(self, tenant: Tenant) -> None:
+        match tenant.phase:
+            case Phase.RESTORING:
+                limit = self._limits.restore_s
+                self._do.take(tenant, Signal.FAIL, f"it did not restore within {limit:g} s")
+                self._do.displace(tenant)
+            case Phase.QUIESCING | Phase.RELEASING:
+                limit = self._limits.park_s
+                self._do.fault(tenant, Signal.FAIL, f"it did not park within {limit:g} s")
+            case Phase.VERIFYING:
+                tenant.overdue = True
+                self._judge.look(tenant)
+                self._do.arm_phase(tenant)  # in case that no answer comes
+            case _:
+                pass
+
+    def _refuse_blocked(self, tenant: Tenant) -> None:
+        tenant.blocked = 0
+        if tenant.name in self.node.queue and (reasons := verdicts.causes(self.node, tenant)):
+            self._do.refuse(tenant, "; ".join(reasons))

@@ -1,0 +1,126 @@
+"""What a measurement means: pure functions over the node's record and what was read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from claim_phases.events import Usage
+from claim_phases.node import Device, Node, Tenant
+from claim_phases.phases import Phase
+
+MIB = 1 << 20
+
+
+def mib(size: int) -> str:
+    """A size for people."""
+    return f"{size / MIB:.1f} MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """Bytes of a device that belong to none of its tenants, beyond what was there at first.
+
+    `seen` is False when no process could be found for any of it. `intruder` names a tenant of the
+    node that has no right to the device (not yet: it never said hello; or not to this one), and
+    `held` what it holds.
+    """
+
+    size: int
+    whose: str
+    seen: bool
+    intruder: str = ""
+    held: int = 0
+
+
+def allowed(node: Node, device: Device, *, beside_residents: bool = False) -> int | None:
+    """How many bytes all that have no turn on a device may hold together: Tandem's "free".
+
+    None when that cannot be said of the sum. `beside_residents`: tenants that yielded and stay
+    count with their declared need. That is for grants only: a release could hide in that room.
+    """
+    total = device.baseline
+    for tenant in node.on(device.name):
+        if tenant.aside or tenant.phase is Phase.VERIFYING:
+            total += tenant.budget
+        elif beside_residents and tenant.phase is Phase.YIELDED and tenant.who.need is not None:
+            total += max(tenant.who.need, tenant.who.residual)
+        else:
+            return None
+    return total
+
+
+def is_back(node: Node, tenant: Tenant, usage: Usage) -> bool:
+    """Whether the memory of a tenant that released is back on a device."""
+    own = usage.of(tenant.name)
+    if own is not None:
+        return own <= tenant.budget
+    limit = allowed(node, node.devices[usage.device])
+    return limit is not None and usage.used <= limit
+
+
+def over_budget(tenant: Tenant, usages: Mapping[str, Usage]) -> tuple[str, int] | None:
+    """The device on which a tenant holds most beyond its budget, with the bytes; None: nowhere."""
+    held = ((usages[name].of(tenant.name) or 0, name) for name in tenant.who.devices)
+    size, worst = max(held, default=(0, ""))
+    return (worst, size) if size > tenant.budget else None
+
+
+def excess(node: Node, device: Device, usage: Usage) -> Excess:
+    """What of an attributed reading belongs to none of the device's tenants."""
+    intruders = {
+        name: size
+        for name, size in usage.tenants or ()
+        if size and not any(tenant.name == name for tenant in node.on(device.name))
+    }
+    foreign = usage.foreign or 0
+    size = max(0, foreign + usage.unknown + sum(intruders.values()) - device.baseline)
+    if intruders:
+        name = max(intruders, key=intruders.__getitem__)
+        whose = f"{name}, which has no turn (Intruder)"
+        return Excess(size, whose, True, name, intruders[name])
+    whose = "processes of no tenant" if foreign else "nobody that can be seen"
+    return Excess(size, f"{whose} (ForeignMemory)", bool(foreign))
+
+
+def fit(node: Node, tenant: Tenant, residents: list[Tenant]) -> bool:
+    """Whether the declared needs of all leave everybody resident: then nobody is displaced."""
+    together = [tenant, *residents]
+    for name in tenant.who.devices:
+        device, total = node.devices[name], 0
+        for other in node.on(name):
+            if other not in together:
+                total += other.budget
+            elif other.who.need is None:
+                return False
+            else:
+                total += max(other.who.need, other.who.residual)
+        if device.baseline + total > device.total:
+            return False
+    return True
+
+
+def short_of_room(node: Node, tenant: Tenant, usages: Mapping[str, Usage]) -> Usage | None:
+    """The reading that has not the room that the tenant needs; None when all have.
+
+    What the tenant itself still holds is part of its need; only an attributed reading tells it.
+    """
+    for name in tenant.who.devices:
+        usage = usages[name]
+        room = node.devices[name].total - usage.used + (usage.of(tenant.name) or 0)
+        if room < (tenant.who.need or 0):
+            return usage
+    return None
+
+
+def causes(node: Node, tenant: Tenant) -> list[str]:
+    """The faults that keep a waiting tenant from its devices, a sentence each."""
+    found = [
+        f"{other.name} is at fault: {other.fault}"
+        for other in (tenant, *node.beside(tenant))
+        if other.fault
+    ]
+    devices = [node.devices[name] for name in tenant.who.devices]
+    return found + [
+        f"{mib(device.foreign)} of {device.name} belong to {device.whose}"
+        for device in devices
+        if device.foreign
+    ]

@@ -1,0 +1,448 @@
+"""The node's arbiter of turns: sessions in, the machine's effects out. It decides nothing itself.
+
+Order of one step: the machine takes the event, the journal stores the node, the messages leave,
+people are told. Reading the sum of a device's memory takes microseconds and happens inside the
+step; finding its owners scans /proc and happens in a thread. When a step cannot be made whole the
+arbiter ends: whoever starts it again gets the node as it was stored.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, assert_never
+
+import grpc
+
+from claim_phases import wire
+from claim_phases.events import (
+    Arm,
+    Condition,
+    Connected,
+    Effect,
+    Event,
+    Fired,
+    Gone,
+    Judged,
+    Lost,
+    Measure,
+    Measured,
+    PhaseChanged,
+    Resumed,
+    Said,
+    Send,
+    Tell,
+    Timer,
+    TimerKind,
+    Told,
+    Usage,
+)
+from claim_phases.messages import (
+    PROTOCOL,
+    Acquire,
+    ArbiterMessage,
+    Hello,
+    Refused,
+    TenantMessage,
+)
+from claim_phases.node import Membership
+from claim_phases.turns import Turns
+from claim_phases.turns_pb2 import FromTenant
+from claim_phases.turns_pb2_grpc import TurnsServicer
+from dra_driver.devices import Device
+from dra_driver.journal import Journal
+from dra_driver.peers import Peer
+from dra_driver.processes import Process, RegistryError
+
+log = logging.getLogger("tandem.arbiter")
+
+HELLO_WITHIN_S = 5.0
+OUTGOING_MAX = 64
+"""Messages that may wait for a tenant that does not read; it is cut off then."""
+
+SessionContext = grpc.aio.ServicerContext[Any, Any]
+
+
+class Roster(Protocol):
+    """Who may speak: the node's knowledge of its tenants and their processes."""
+
+    def identify(self, peer: Peer) -> Membership | None:
+        """The tenant that this peer belongs to."""
+
+    def owners(self, pids: Iterable[int]) -> dict[int, str]:
+        """The tenant of each process; processes of no tenant are left out."""
+
+    def tenant_of_caller(self, caller: str) -> str:
+        """The tenant on whose behalf an acquire was made; empty when unknown."""
+
+    def life(self, tenant: str, incarnation: str) -> tuple[int, ...]:
+        """Pidfds of this life's processes, the caller's to close; empty when it is over."""
+
+
+class Peers(Protocol):
+    """Who is at the other end of a connection, by the name that gRPC has for it."""
+
+    def peer(self, name: str) -> Peer | None:
+        """The peer; None when the connection came from nowhere that is known."""
+
+    def drop(self, name: str) -> None:
+        """Cut the connection."""
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    who: Membership
+    process: Process
+    outgoing: asyncio.Queue[ArbiterMessage | None]
+    deaf: asyncio.Future[None]
+
+    def put(self, message: ArbiterMessage | None) -> None:
+        """Send; None ends the session after what was sent before."""
+        if self.outgoing.qsize() < OUTGOING_MAX:
+            self.outgoing.put_nowait(message)
+        elif not self.deaf.done():
+            self.deaf.set_result(None)
+
+
+class Arbiter(TurnsServicer):
+    """Carries out the effects of one node's machine of turns.
+
+    `stopped` is done when it decides no more: after `close`, or with what made it end.
+    """
+
+    def __init__(
+        self,
+        turns: Turns,
+        journal: Journal,
+        devices: Mapping[str, Device],
+        roster: Roster,
+        peers: Peers,
+        events: Path,
+        clock: Callable[[], float],
+    ) -> None:
+        self._turns = turns
+        self._journal = journal
+        self._devices = devices
+        self._roster = roster
+        self._peers = peers
+        self._events = events.open("a")
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self.stopped: asyncio.Future[None] = self._loop.create_future()
+        self._sessions: dict[str, _Session] = {}
+        self._timers: dict[tuple[TimerKind, str], asyncio.TimerHandle] = {}
+        self._watched: dict[str, tuple[str, int]] = {}
+        self._scans: set[asyncio.Task[None]] = set()
+        self._pending: deque[Event] = deque()
+        self._told: list[dict[str, Any]] = []
+
+    def start(self) -> None:
+        """Take up the node as its journal has it."""
+        node = self._turns.node
+        self._log({"kind": "start", "boot_id": node.boot_id, "epoch": node.epoch})
+        for tenant in list(node.tenants.values()):
+            # What the last arbiter stored and did not live to tell.
+            self._tell(
+                PhaseChanged(
+                    tenant.name, tenant.phase, tenant.phase, tenant.epoch, tenant.who.devices
+                ),
+                self._clock(),
+            )
+        self.handle(Resumed())
+        for tenant in list(node.tenants.values()):
+            self._watch(tenant.who)
+
+    def close(self) -> None:
+        """Decide no more. The state stays as it is stored."""
+        if not self.stopped.done():
+            self.stopped.set_result(None)
+        for timer in self._timers.values():
+            timer.cancel()
+        for _, pidfd in self._watched.values():
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._watched.clear()
+        self._write_told()
+        self._events.close()
+
+    # -- the machine ----------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> None:
+        """Take in an event, and all that follows from it at once."""
+        if self.stopped.done():
+            return
+        self._pending.append(event)
+        if len(self._pending) > 1:
+            return  # called from within a step: the loop below takes it up
+        try:
+            while self._pending:
+                self._step(self._pending[0])
+                self._pending.popleft()
+        except Exception as exc:  # noqa: BLE001 - whatever it is, `serve` raises it
+            self._end(exc)
+
+    def _end(self, cause: Exception) -> None:
+        if not self.stopped.done():
+            self.stopped.set_exception(cause)
+
+    def _step(self, event: Event) -> None:
+        effects = self._turns.step(event, self._clock())
+        if any(isinstance(effect, Send | Tell) for effect in effects):
+            self._journal.append(self._turns.node.to_json())
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send(tenant, message):
+                session = self._sessions.get(tenant)
+                if session is not None:
+                    session.put(message)
+            case Measure(devices, attribute, asked):
+                if attribute:
+                    scan = asyncio.ensure_future(self._scan(devices, asked))
+                    self._scans.add(scan)
+                    scan.add_done_callback(self._scanned)
+                else:
+                    usages = tuple(Usage(d, self._devices[d].read().used) for d in devices)
+                    self._pending.append(Measured(asked, usages))
+            case Arm(timer, delay_s):
+                self._arm(timer, delay_s)
+            case Tell(at, what):
+                self._tell(what, at)
+            case _:
+                assert_never(effect)
+
+    def _arm(self, timer: Timer, delay_s: float) -> None:
+        key = (timer.kind, timer.subject)
+        if (running := self._timers.pop(key, None)) is not None:
+            running.cancel()
+        self._timers[key] = self._loop.call_later(delay_s, self._fire, key, timer)
+
+    def _fire(self, key: tuple[TimerKind, str], timer: Timer) -> None:
+        del self._timers[key]
+        self.handle(Fired(timer))
+
+    async def _scan(self, devices: tuple[str, ...], asked: int) -> None:
+        usages = await asyncio.to_thread(self._attribute, devices)
+        self.handle(Measured(asked, usages))
+
+    def _scanned(self, scan: asyncio.Task[None]) -> None:
+        self._scans.discard(scan)
+        if not scan.cancelled() and (error := scan.exception()) is not None:
+            log.error("whose the devices' memory is could not be read: %s", error)
+
+    def _attribute(self, names: tuple[str, ...]) -> tuple[Usage, ...]:
+        usages = []
+        for name in names:
+            used = self._devices[name].read().used
+            holders = self._devices[name].holders()
+            owners = self._roster.owners(holders)
+            tenants: dict[str, int] = {}
+            foreign = 0
+            for pid, size in holders.items():
+                if pid in owners:
+                    tenants[owners[pid]] = tenants.get(owners[pid], 0) + size
+                else:
+                    foreign += size
+            usages.append(Usage(name, used, tuple(sorted(tenants.items())), foreign))
+        return tuple(usages)
+
+    # -- sessions -------------------------------------------------------------------------------
+
+    async def Session(  # type: ignore[override]  # noqa: N802 - the .proto's; reads and writes itself
+        self, request_iterator: object, context: SessionContext
+    ) -> None:
+        """Serve one tenant's stream."""
+        try:
+            async with asyncio.timeout(HELLO_WITHIN_S):
+                hello = await _next(context)
+            session = self._admit(self._peers.peer(context.peer()), hello)
+        except TimeoutError:
+            await _refuse(context, f"no hello within {HELLO_WITHIN_S:g} s")
+            return
+        except (_NotAdmitted, RegistryError, wire.WireError) as exc:
+            await _refuse(context, str(exc))
+            return
+        assert isinstance(hello, Hello)
+        self._sessions[session.who.tenant] = session
+        caller = self._roster.tenant_of_caller(hello.caller) if hello.caller else ""
+        self.handle(Connected(session.who, hello, caller))
+        self._watch(session.who)
+        try:
+            await self._converse(session, context)
+        finally:
+            if self._sessions.get(session.who.tenant) is session:
+                del self._sessions[session.who.tenant]
+                self.handle(Lost(session.who.tenant))
+
+    def _admit(self, peer: Peer | None, hello: TenantMessage | None) -> _Session:
+        if not isinstance(hello, Hello):
+            raise _NotAdmitted("the first message must be a hello")
+        if not served(hello.protocol):
+            raise _NotAdmitted(
+                f"protocol {hello.protocol[:20]!r} is not served, this node speaks {PROTOCOL} and "
+                f"the minor before: use the Tandem version of the node"
+            )
+        who = self._roster.identify(peer) if peer is not None else None
+        if peer is None or who is None:
+            raise _NotAdmitted(
+                f"process {peer.process.pid if peer else '?'} belongs to no tenant of this claim: "
+                f"start it through the claim's pod, or through tandem local"
+            )
+        if hello.role != who.role:
+            raise _NotAdmitted(
+                f"the hello says role {hello.role[:63]!r}, and this pod's role is {who.role!r}: "
+                f"let both say the same"
+            )
+        former = self._sessions.get(who.tenant)
+        if former is not None:
+            if former.process != peer.process and former.process.alive:
+                raise _NotAdmitted(
+                    f"process {former.process.pid} has the session of {who.tenant}: one process of "
+                    f"a tenant takes its turns"
+                )
+            former.put(Refused(0, f"another session of {who.tenant} took the place of this one"))
+            former.put(None)
+        queue: asyncio.Queue[ArbiterMessage | None] = asyncio.Queue()
+        return _Session(who, peer.process, queue, self._loop.create_future())
+
+    async def _converse(self, session: _Session, context: SessionContext) -> None:
+        reader = asyncio.ensure_future(self._read(session, context))
+        writer = asyncio.ensure_future(_write(session, context))
+        try:
+            await asyncio.wait({writer, session.deaf}, return_when=asyncio.FIRST_COMPLETED)
+            if session.deaf.done():
+                log.warning("the session of %s is cut off: it does not read", session.who.tenant)
+                self._peers.drop(context.peer())
+                await asyncio.wait({writer})  # its write fails: there is no connection any more
+        finally:
+            reader.cancel()
+            writer.cancel()
+            for end in await asyncio.gather(reader, writer, return_exceptions=True):
+                if isinstance(end, Exception):
+                    log.warning("the session of %s broke: %r", session.who.tenant, end)
+
+    async def _read(self, session: _Session, context: SessionContext) -> None:
+        try:
+            while (message := await _next(context)) is not None:
+                if self._sessions.get(session.who.tenant) is not session:
+                    return
+                caller = ""
+                if isinstance(message, Acquire) and message.caller:
+                    caller = self._roster.tenant_of_caller(message.caller)
+                self.handle(Said(session.who.tenant, message, caller))
+        except wire.WireError as exc:
+            session.put(Refused(0, str(exc)))
+        finally:
+            session.put(None)
+
+    # -- processes ------------------------------------------------------------------------------
+
+    def _watch(self, who: Membership) -> None:
+        """Learn of the end of this life of the tenant, from one of its processes at a time."""
+        watched = self._watched.get(who.tenant)
+        if watched is not None and watched[0] == who.incarnation:
+            return
+        if watched is not None:
+            self._loop.remove_reader(watched[1])
+            os.close(watched[1])
+            del self._watched[who.tenant]
+        try:
+            pidfds = self._roster.life(who.tenant, who.incarnation)
+        except RegistryError as exc:
+            self._end(exc)  # unwatched, a death would go unnoticed
+            return
+        for surplus in pidfds[1:]:
+            os.close(surplus)
+        if not pidfds:
+            self.handle(Gone(who.tenant, who.incarnation))
+            return
+        self._watched[who.tenant] = (who.incarnation, pidfds[0])
+        self._loop.add_reader(pidfds[0], self._ended, who)
+
+    def _ended(self, who: Membership) -> None:
+        _, pidfd = self._watched.pop(who.tenant)
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        self._watch(who)  # the next of its processes, or the end
+
+    # -- for people -----------------------------------------------------------------------------
+
+    def _tell(self, what: Told, at: float) -> None:
+        match what:
+            case PhaseChanged():
+                after = what.after.value if what.after is not None else "Gone"
+                self._log(
+                    {
+                        "t": at,
+                        "kind": "phase",
+                        "tenant": what.tenant,
+                        "from": what.before.value,
+                        "to": after,
+                        "epoch": what.epoch,
+                        "devices": list(what.devices),
+                        "weights": what.weights,
+                    }
+                )
+            case Judged():
+                self._log({"t": at, "kind": "measured", **asdict(what)})
+            case Condition(kind, message, tenant, device, size):
+                log.warning("%s: %s", kind.value, message)
+                self._log(
+                    {
+                        "t": at,
+                        "kind": "condition",
+                        "condition": kind.value,
+                        "tenant": tenant,
+                        "device": device,
+                        "bytes": size,
+                        "message": message,
+                    }
+                )
+            case _:
+                assert_never(what)
+
+    def _log(self, record: dict[str, Any]) -> None:
+        if not self._told:
+            self._loop.call_soon(self._write_told)  # after the messages of this step
+        self._told.append({"t": self._clock(), **record})
+
+    def _write_told(self) -> None:
+        told, self._told = self._told, []
+        if not told or self._events.closed:
+            return
+        try:
+            self._events.write("".join(json.dumps(record) + "\n" for record in told))
+            self._events.flush()
+        except OSError as exc:
+            log.error("%s cannot be written: %s", self._events.name, exc)
+
+
+class _NotAdmitted(Exception):
+    """No session for this peer, and why."""
+
+
+def served(protocol: str) -> bool:
+    """This minor of the protocol and the one before are served."""
+    major, _, minor = PROTOCOL.partition(".")
+    return protocol in {f"{major}.{minor}", f"{major}.{int(minor) - 1}"}
+
+
+async def _next(context: SessionContext) -> TenantMessage | None:
+    """The stream's next message, None at its end."""
+    message = await context.read()
+    return wire.tenant_from_wire(message) if isinstance(message, FromTenant) else None
+
+
+async def _write(session: _Session, context: SessionContext) -> None:
+    while (message := await session.outgoing.get()) is not None:
+        await context.write(wire.arbiter_to_wire(message))
+
+
+async def _refuse(context: SessionContext, reason: str) -> None:
+    await context.write(wire.arbiter_to_wire(Refused(0, reason)))

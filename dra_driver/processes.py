@@ -1,0 +1,119 @@
+"""Whose process is this? In a local run a tenant is the process trees that a runner registered."""
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class RegistryError(Exception):
+    """The file of registered processes cannot be read: nobody is taken for somebody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of this boot. `start_time`, in the kernel's ticks, guards against a reused pid."""
+
+    pid: int
+    start_time: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process runs (a zombie does not)."""
+        found = _stat(self.pid)
+        return found is not None and found.start_time == self.start_time and found.state not in "ZX"
+
+
+def process(pid: int) -> Process:
+    """Return the process that has this pid now. ProcessLookupError if there is none."""
+    found = _stat(pid)
+    if found is None:
+        raise ProcessLookupError(f"there is no process {pid}")
+    return Process(pid, found.start_time)
+
+
+def watch(process: Process) -> int | None:
+    """A pidfd that becomes readable when the process ends; None when it has ended already."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    if process.alive:
+        return fd
+    os.close(fd)
+    return None
+
+
+class Registry:
+    """Reads the runner's file anew each time: it changes while the arbiter lives."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def roots(self, tenant: str) -> tuple[Process, ...]:
+        """The tenant's registered processes, oldest first."""
+        return self._read().get(tenant, ())
+
+    def incarnation(self, tenant: str) -> str:
+        """Names one life of the tenant: its first process. Empty when it has none."""
+        roots = self.roots(tenant)
+        return f"{roots[0].pid}:{roots[0].start_time}" if roots else ""
+
+    def owners(self, pids: Iterable[int]) -> dict[int, str]:
+        """Which tenant each process belongs to; those of no tenant are left out."""
+        tenant_of = {
+            root.pid: tenant
+            for tenant, roots in self._read().items()
+            for root in roots
+            if root.alive
+        }
+        found = {}
+        for pid in pids:
+            tenant = _climb(pid, tenant_of)
+            if tenant is not None:
+                found[pid] = tenant
+        return found
+
+    def _read(self) -> dict[str, tuple[Process, ...]]:
+        try:
+            raw = json.loads(self._path.read_bytes())
+            return {
+                tenant: tuple(Process(root["pid"], root["start_time"]) for root in roots)
+                for tenant, roots in raw.items()
+            }
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
+            raise RegistryError(
+                f"{self._path}: not a list of registered processes ({exc!r}): whoever starts the "
+                f"tenants must write it whole, by a rename"
+            ) from exc
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    state: str
+    parent: int
+    start_time: int
+
+
+def _climb(pid: int, tenant_of: dict[int, str]) -> str | None:
+    seen = set()
+    while pid > 0 and pid not in seen:
+        if pid in tenant_of:
+            return tenant_of[pid]
+        seen.add(pid)
+        found = _stat(pid)
+        pid = found.parent if found is not None else 0
+    return None
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        content = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # proc(5): the command's name, in parentheses, may hold spaces, parentheses and any other byte
+    after_name = content[content.rindex(b")") + 2 :].split()
+    return _Stat(after_name[0].decode(), int(after_name[1]), int(after_name[19]))

@@ -1,0 +1,202 @@
+"""A witness apart from the arbiter: samples devices and processes, and knows nothing of turns.
+
+It reads only statvfs and /proc. It shares no code with what it judges, so that a mistake there
+cannot hide itself here. `tandem.verdict` joins its samples with the turns afterwards.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_START_TIME = 19
+"""Index of the start time among the fields that follow the command's name: proc_pid_stat(5)."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """`start_time` is in clock ticks since boot: with the pid it names a process for good."""
+
+    pid: int
+    parent: int
+    start_time: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Device:
+    """A simulated device: a tmpfs, known in /proc/PID/maps by its device number."""
+
+    name: str
+    directory: Path
+    marker: bytes
+
+    @classmethod
+    def of(cls, name: str, directory: Path) -> "Device":
+        """Look the mount's device number up. Raises OSError."""
+        number = directory.stat().st_dev
+        return cls(name, directory, f" {os.major(number):02x}:{os.minor(number):02x} ".encode())
+
+    def use(self) -> dict[str, int]:
+        """Bytes used and in total."""
+        stat = os.statvfs(self.directory)
+        return {
+            "used": (stat.f_blocks - stat.f_bfree) * stat.f_frsize,
+            "total": stat.f_blocks * stat.f_frsize,
+        }
+
+
+@dataclass
+class Observer:
+    """Takes samples. A process stays its tenant's once it was seen holding as the tenant's.
+
+    Without that, an engine's process whose parent was killed would count as a stranger until it
+    dies too.
+    """
+
+    devices: Sequence[Device]
+    roots: Path
+    _holders: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def sample(self) -> dict[str, object]:
+        """One sample, as it goes into the file."""
+        t0 = time.monotonic()
+        use = {device.name: device.use() for device in self.devices}
+        processes = {process.pid: process for process in _processes()}
+        owners = _owners(_roots(self.roots), processes)
+        blocks: dict[str, dict[str, set[_Block]]] = {}
+        strangers: list[dict[str, object]] = []
+        holders: dict[tuple[int, int], str] = {}
+        for process in processes.values():
+            identity = (process.pid, process.start_time)
+            for device, held in _held(process.pid, self.devices):
+                owner = owners.get(process.pid) or self._holders.get(identity)
+                if owner is None:
+                    size = sum(block.size for block in held)
+                    strangers.append(
+                        {
+                            "pid": process.pid,
+                            "name": process.name,
+                            "device": device.name,
+                            "bytes": size,
+                        }
+                    )
+                else:
+                    holders[identity] = owner
+                    # A set, since a block that a fork shares is there once.
+                    blocks.setdefault(owner, {}).setdefault(device.name, set()).update(held)
+        self._holders = holders
+        return {
+            "t0": t0,
+            "t1": time.monotonic(),
+            "devices": use,
+            "tenants": {
+                tenant: {device: sum(block.size for block in held) for device, held in by.items()}
+                for tenant, by in blocks.items()
+            },
+            "strangers": strangers,
+        }
+
+
+@dataclass(frozen=True)
+class _Block:
+    inode: int
+    offset: int
+    size: int
+
+
+def _held(pid: int, devices: Sequence[Device]) -> Iterable[tuple[Device, list[_Block]]]:
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for device in devices:
+        if device.marker in maps:
+            lines = (line for line in maps.splitlines() if device.marker in line)
+            yield device, [_block(line) for line in lines]
+
+
+def _block(line: bytes) -> _Block:
+    """A line of proc_pid_maps(5): `start-end perms offset major:minor inode path`."""
+    addresses, _, offset, _, inode, *_ = line.split(maxsplit=5)
+    start, end = addresses.split(b"-")
+    return _Block(int(inode), int(offset, 16), int(end, 16) - int(start, 16))
+
+
+def _processes() -> Iterable[Process]:
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        name, _, rest = stat.partition("(")[2].rpartition(")")
+        fields = rest.split()
+        yield Process(int(entry.name), int(fields[1]), int(fields[_START_TIME]), name)
+
+
+def _roots(path: Path) -> dict[tuple[int, int], str]:
+    listed = json.loads(path.read_text())
+    return {
+        (root["pid"], root["start_time"]): tenant
+        for tenant, processes in listed.items()
+        for root in processes
+    }
+
+
+def _owners(
+    roots: Mapping[tuple[int, int], str], processes: Mapping[int, Process]
+) -> dict[int, str]:
+    """The tenant of each process that descends from a tenant's root."""
+    owners: dict[int, str] = {}
+    for process in processes.values():
+        line: list[int] = []
+        at: Process | None = process
+        while at is not None and at.pid not in owners and at.pid not in line:
+            line.append(at.pid)
+            if (tenant := roots.get((at.pid, at.start_time))) is not None:
+                owners[at.pid] = tenant
+                break
+            at = processes.get(at.parent)
+        if at is not None and (tenant := owners.get(at.pid)) is not None:
+            owners.update(dict.fromkeys(line, tenant))
+    return owners
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Sample until SIGTERM or SIGINT; the last sample is taken after it."""
+    parser = argparse.ArgumentParser(prog="python -m tandem.observer", description=__doc__)
+    parser.add_argument("--node", type=Path, required=True, help="the arbiter's node file")
+    parser.add_argument("--out", type=Path, required=True, help="where to write samples")
+    parser.add_argument("--interval-ms", type=int, required=True)
+    options = parser.parse_args(arguments)
+    node = json.loads(options.node.read_text())
+    devices = [
+        Device.of(name, Path(device["simulated"])) for name, device in node["devices"].items()
+    ]
+    observer = Observer(devices, Path(node["processes"]))
+    interval_s = options.interval_ms / 1000
+    end = (signal.SIGTERM, signal.SIGINT)
+    # Blocked, and taken by sigtimedwait: it is the timer too.
+    signal.pthread_sigmask(signal.SIG_BLOCK, end)
+    with options.out.open("a", buffering=1, encoding="utf-8") as out:
+        ended = False
+        due = time.monotonic()
+        while True:
+            out.write(json.dumps(observer.sample(), separators=(",", ":")) + "\n")
+            if ended:
+                return 0
+            # What was missed (a machine that was suspended, say) is not made up for.
+            due = max(due + interval_s, time.monotonic())
+            wait_s = max(0.0, due - time.monotonic())
+            ended = signal.sigtimedwait(end, wait_s) is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

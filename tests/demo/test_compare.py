@@ -1,0 +1,27 @@
+"""Taking turns, side by side, on two devices: the same job learns the same, to the last digit."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.demo.running import demo
+
+pytestmark = [pytest.mark.demo, pytest.mark.timeout(1200)]
+
+
+def test_three_ways_learn_the_same(tmp_path: Path) -> None:
+    done = demo(tmp_path / "out", "--compare", timeout_s=1180)
+    assert (done.status, done.told["failures"]) == (0, []), done.shown
+    ways = done.told["ways"]
+    assert list(ways) == ["turns", "resident", "disaggregated"]
+    assert [len(way["devices"]) for way in ways.values()] == [1, 1, 2]
+    assert len({way["reward_last"] for way in ways.values()}) == 1
+    assert "devices x wall s" in done.shown
+    assert "simulated" in done.shown
+
+
+def test_another_seed_in_one_of_the_ways_is_found(tmp_path: Path) -> None:
+    done = demo(tmp_path / "out", "--compare", "--steps", "2", "--perturb", timeout_s=1180)
+    assert done.status == 1, done.shown
+    (told,) = done.failures("they must be equal")
+    assert told.startswith("resident: iteration 1 has reward and loss ")

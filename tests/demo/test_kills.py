@@ -1,0 +1,83 @@
+"""The demo's job with each party killed in the middle of a handover: no overlap, the same learning.
+
+The verdict of each run is the demo's own: its observer reads only the kernel's figures.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.demo.running import Demo, demo
+
+pytestmark = [pytest.mark.demo, pytest.mark.timeout(600)]
+
+STEPS = 12
+REWARD = "the reward rose by"
+"""The one check that so few iterations may fail."""
+
+
+def killed(folder: Path, *kills: str, steps: int = STEPS) -> Demo:
+    arbiter = ["python", "-m", "tests.demo.killing_arbiter"]
+    arbiter += [word for kill in kills for word in ("--kill", kill)]
+    arguments = ["--steps", str(steps), "--arbiter", " ".join(arbiter)]
+    return demo(folder / "out", *arguments, timeout_s=580)
+
+
+def serious(done: Demo) -> list[str]:
+    return [one for one in done.told["failures"] if not one.startswith(REWARD)]
+
+
+def learned(done: Demo) -> list[tuple[Any, ...]]:
+    lines = (Path(done.told["folder"]) / "progress.jsonl").read_text().splitlines()
+    told = [json.loads(line) for line in lines]
+    return [(one["iteration"], one["reward"], one["loss"]) for one in told]
+
+
+def epochs(done: Demo) -> Iterator[int]:
+    for event in done.events:
+        if event.get("kind") == "phase" and event["to"] == "Restoring" != event["from"]:
+            yield event["epoch"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    done = demo(tmp_path_factory.mktemp("calm") / "out", "--steps", str(STEPS), timeout_s=580)
+    assert serious(done) == [], done.shown
+    return learned(done)
+
+
+def test_the_arbiter_killed_in_each_phase(
+    tmp_path: Path, undisturbed: list[tuple[Any, ...]]
+) -> None:
+    phases = ["Quiescing", "Releasing", "Verifying", "Restoring", "Running"]
+    done = killed(tmp_path, *(f"arbiter:trainer:{phase}" for phase in phases))
+    starts = [event for event in done.events if event["kind"] == "start"]
+    assert len(starts) == 1 + len(phases), done.shown
+    assert serious(done) == [], done.shown
+    granted = list(epochs(done))
+    assert granted == sorted(set(granted))
+    assert learned(done) == undisturbed
+
+
+def test_engine_and_activator_killed_in_a_handover(
+    tmp_path: Path, undisturbed: list[tuple[Any, ...]]
+) -> None:
+    done = killed(tmp_path, "rollout:rollout:Restoring", "rollout.activator:rollout:Releasing")
+    lines = (Path(done.told["folder"]) / "children.jsonl").read_text().splitlines()
+    ended = [json.loads(line) for line in lines]
+    dead = {one["child"] for one in ended if one["event"] == "ended" and one["status"] == 137}
+    assert {"rollout", "rollout.activator"} <= dead, done.shown
+    assert serious(done) == [], done.shown
+    assert learned(done) == undisturbed
+
+
+def test_the_trainer_killed_in_a_handover(tmp_path: Path) -> None:
+    """It keeps no checkpoint, so the job cannot go on, and says why."""
+    done = killed(tmp_path, "trainer:trainer:Releasing")
+    assert done.status == 1, done.shown
+    assert done.failures("trainer ended with status 137")
+    overlaps = [one for one in done.told["violations"] if "two" in one or "residual" in one]
+    assert overlaps == [], done.shown
