@@ -98,8 +98,13 @@ class Judge:
     def _judge_device(self, device: Device, usage: Usage) -> None:
         """What belongs to none of its tenants taints a device; they are not blamed for it."""
         excess = verdicts.excess(self._node, device, usage)
-        if excess.size and not excess.seen and not all(t.aside for t in self._node.on(device.name)):
-            return  # bytes of nobody mean something only while no tenant's memory moves
+        if not excess.seen:
+            # The sum and the owners are read one after the other: bytes of nobody mean something
+            # only while no tenant's memory moves, and when a second reading finds them too.
+            still = all(tenant.aside for tenant in self._node.on(device.name))
+            before, device.unseen = device.unseen, excess.size if still else 0
+            if excess.size and not (still and before):
+                return
         if excess.size and excess.whose != device.whose:
             self._do.tell(
                 ConditionKind.INTRUDER if excess.intruder else ConditionKind.FOREIGN_MEMORY,

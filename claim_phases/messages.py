@@ -98,6 +98,13 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
+class Noted:
+    """The yield of this epoch is on record: whoever acquires from now on finds the turn free."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Somebody needs the room: quiesce, park, say so."""
 
@@ -139,4 +146,4 @@ class Warned:
 
 
 TenantMessage = Hello | Acquire | Cancel | Yield | Quiesced | Released | Restored | Failed
-ArbiterMessage = Welcome | Granted | Release | Wanted | Refused | TurnLost | Warned
+ArbiterMessage = Welcome | Granted | Noted | Release | Wanted | Refused | TurnLost | Warned

@@ -72,14 +72,15 @@ class Tenant:
 class Device:
     """A device's size and what foreigners held at the beginning, in bytes.
 
-    `foreign` and `whose`: what is held beyond that, and by whom; `changed`: the step of the last
-    phase change of one of its tenants.
+    `foreign` and `whose`: what is held beyond that, and by whom; `unseen`: bytes of nobody in the
+    newest reading; `changed`: the step of the last phase change of one of its tenants.
     """
 
     name: str
     total: int
     baseline: int = 0
     foreign: int = 0
+    unseen: int = 0
     whose: str = ""
     changed: int = 0
 

@@ -14,6 +14,7 @@ from claim_phases.messages import (
     Failed,
     Granted,
     Hello,
+    Noted,
     Quiesced,
     Refused,
     Release,
@@ -66,6 +67,11 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """The arbiter knows that the turn is free."""
+
+
+@dataclass(frozen=True, slots=True)
 class WantedByOther:
     """Another tenant waits for this turn."""
 
@@ -84,7 +90,7 @@ class Shut:
     reason: str
 
 
-Act = Say | Park | Restore | Answer | WantedByOther | Warn | Shut
+Act = Say | Park | Restore | Answer | Left | WantedByOther | Warn | Shut
 
 
 class Tenancy:
@@ -97,6 +103,7 @@ class Tenancy:
         self.request = 0
         self.wanted = False
         self.taken: str | None = None  # why the turn that the user is in was taken
+        self.leaving = False  # the turn is yielded, and the arbiter has not said that it knows
         self._caller = ""
         self._welcomed = False
         self._restored = False  # the memory is whole
@@ -116,7 +123,28 @@ class Tenancy:
 
     def heard(self, message: ArbiterMessage) -> list[Act]:
         """The arbiter said something."""
+        knows = self.leaving and self._knows_of_the_yield(message)
+        acts = self._heard(message)
+        if knows:
+            self.leaving = False
+            acts.append(Left())
+        return acts
+
+    def _knows_of_the_yield(self, message: ArbiterMessage) -> bool:
         match message:
+            case Noted(epoch) | Release(epoch) | Granted(epoch) | TurnLost(epoch):
+                return epoch >= self.epoch
+            case Welcome():  # it answers the hello, which says the phase
+                return True
+            case Wanted() | Refused() | Warned():
+                return False
+            case _:
+                assert_never(message)
+
+    def _heard(self, message: ArbiterMessage) -> list[Act]:
+        match message:
+            case Noted():
+                return []
             case Welcome(phase, epoch):
                 if not self._welcomed:
                     self._attach(phase, epoch)
@@ -221,6 +249,7 @@ class Tenancy:
             return []
         self.phase = Phase.YIELDED
         self.wanted = False
+        self.leaving = True
         return [Say(Yield(self.epoch))]
 
     # -- the memory -----------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from claim_phases.messages import (
     Failed,
     Granted,
     Hello,
+    Noted,
     Quiesced,
     Release,
     Released,
@@ -81,6 +82,7 @@ class Turns:
             case _:
                 assert_never(event)
         self._schedule()
+        self._note_yield(event)
         return self._do.effects
 
     # -- sessions -------------------------------------------------------------------------------
@@ -238,6 +240,19 @@ class Turns:
                 self._restore_failed(tenant, reason)
             case Failed(_, reason), (Phase.QUIESCING | Phase.RELEASING):
                 self._do.fault(tenant, Signal.FAIL, f"it could not park: {reason}")
+            case _:
+                pass
+
+    def _note_yield(self, event: Event) -> None:
+        """Answer a yield, a late or repeated one too; being told to release is an answer as well.
+
+        Only then may the tenant go on: what it asks others for must not reach the arbiter first.
+        """
+        match event:
+            case Said(name, Yield(epoch)):
+                tenant = self.node.tenants.get(name)
+                if tenant is not None and (tenant.epoch, tenant.phase) != (epoch, Phase.QUIESCING):
+                    self._do.send(tenant, Noted(epoch))
             case _:
                 pass
 

@@ -74,6 +74,7 @@ class FromArbiter(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     TURN_LOST_FIELD_NUMBER: _builtins.int
     WARNED_FIELD_NUMBER: _builtins.int
+    NOTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -88,6 +89,8 @@ class FromArbiter(_message.Message):
     def turn_lost(self) -> Global___TurnLost: ...
     @_builtins.property
     def warned(self) -> Global___Warned: ...
+    @_builtins.property
+    def noted(self) -> Global___Noted: ...
     def __init__(
         self,
         *,
@@ -98,12 +101,13 @@ class FromArbiter(_message.Message):
         refused: Global___Refused | None = ...,
         turn_lost: Global___TurnLost | None = ...,
         warned: Global___Warned | None = ...,
+        noted: Global___Noted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "message", b"message", "refused", b"refused", "release", b"release", "turn_lost", b"turn_lost", "wanted", b"wanted", "warned", b"warned", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "message", b"message", "noted", b"noted", "refused", b"refused", "release", b"release", "turn_lost", b"turn_lost", "wanted", b"wanted", "warned", b"warned", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "message", b"message", "refused", b"refused", "release", b"release", "turn_lost", b"turn_lost", "wanted", b"wanted", "warned", b"warned", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "message", b"message", "noted", b"noted", "refused", b"refused", "release", b"release", "turn_lost", b"turn_lost", "wanted", b"wanted", "warned", b"warned", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "granted", "release", "wanted", "refused", "turn_lost", "warned"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "granted", "release", "wanted", "refused", "turn_lost", "warned", "noted"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -333,6 +337,25 @@ class Granted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Granted: _TypeAlias = Granted  # noqa: Y015
+
+@_typing.final
+class Noted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Noted: _TypeAlias = Noted  # noqa: Y015
 
 @_typing.final
 class Release(_message.Message):

@@ -27,9 +27,9 @@ from tandem.children import Child, Children
 from tandem.config import LocalConfig, TenantConfig
 from tandem.local_view import LocalView
 from tandem.results import CONFIG
-from tandem.run_files import Condition, PhaseChange, RunFileError
+from tandem.run_files import ArbiterStart, Condition, PhaseChange, RunFileError
 
-SAMPLING_MS: Final = 50
+SAMPLING_MS: Final = 100
 LIBRARY: Final = "TANDEM_SIMDEVICE_LIBRARY"
 """The environment variable that names the simulated device's library."""
 
@@ -188,6 +188,7 @@ class _Inside:
         self._node = runtime / "node.json"
         self._statuses: dict[str, int] = {}
         self._phases: dict[str, Phase | run_files.Gone] = {}
+        self._arbiter_is_up = asyncio.Event()
         self._void: Condition | None = None
         self._signal: signal.Signals | None = None
         self._tails = (
@@ -312,6 +313,8 @@ class _Inside:
             await asyncio.sleep(delay_s)
 
     async def _keep_tenant(self, name: str, tenant: TenantConfig) -> None:
+        # What is on a device when the arbiter first reads it counts as there from the beginning.
+        await self._arbiter_is_up.wait()
         restarts = Restarts(limit=4, healthy_s=600.0)
         while True:
             began = time.monotonic()
@@ -414,6 +417,8 @@ class _Inside:
                     self._void = self._void or record
                 case PhaseChange():
                     self._phases[record.tenant] = record.after
+                case ArbiterStart():
+                    self._arbiter_is_up.set()
                 case _:
                     pass
         self._view.update(time.monotonic())

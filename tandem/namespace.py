@@ -66,7 +66,13 @@ def contained(body: Callable[[], int]) -> int:
 def mount_tmpfs(directory: Path, size: int | None = None) -> None:
     """Mount a tmpfs of `size` bytes (None: the kernel's default). Raises OSError."""
     options = "mode=0700" if size is None else f"mode=0700,size={size}"
-    _mount("tandem", directory, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+    try:
+        # Huge pages where a file fills them: a third of the time for blocks of 1 MiB.
+        _mount("tandem", directory, "tmpfs", _MS_NOSUID | _MS_NODEV, f"{options},huge=within_size")
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # a kernel without them
+            raise
+        _mount("tandem", directory, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
 
 
 def _keep(caller: int, told: int, body: Callable[[], int]) -> int:

@@ -104,7 +104,9 @@ class Gate:
     """Decides when a request may go to the engine, and when the turn is yielded. Knows no HTTP.
 
     A request is in flight from before it is forwarded until its last byte is sent on. The turn is
-    yielded only when nothing is in flight and no request that was let in is about to be.
+    yielded only when nothing is in flight and no request that was let in is about to be. While
+    another tenant waits, a request that comes goes with the next turn: steady traffic must not keep
+    the other waiting for ever.
     """
 
     def __init__(self, turn: Turn, engine: Engine, *, wait_s: float) -> None:
@@ -116,6 +118,7 @@ class Gate:
         self._acquiring: dict[Caller, _Acquiring] = {}
         self._loading: asyncio.Task[None] | None = None
         self._yielding: asyncio.Task[None] | None = None
+        self._drained: asyncio.Event | None = None
 
     async def start(self) -> None:
         """Acquire the first turn, in which the engine starts, and yield it when it is healthy.
@@ -139,6 +142,9 @@ class Gate:
         finally:
             self.in_flight -= 1
             self.consider_yielding()
+            if self.in_flight == 0 and self._drained is not None:
+                self._drained.set()
+                self._drained = None
 
     def consider_yielding(self) -> None:
         """To be called when another tenant begins to wait; the gate itself does when work ends."""
@@ -172,11 +178,22 @@ class Gate:
             elif not self._turn.holds:
                 await self._acquired(await caller_of(), deadline)
                 newest = False
+            elif self.in_flight and self._turn.wanted:
+                await self._until_drained()
             elif self.in_flight or newest:
                 return
             else:  # a tenant alone on its devices never parks: this is where it gets new weights
                 await self._newest_loaded()
                 newest = True
+
+    async def _until_drained(self) -> None:
+        if self._drained is None:
+            self._drained = asyncio.Event()
+        self._waiting -= 1  # it does not keep the turn from being yielded
+        try:
+            await self._drained.wait()
+        finally:
+            self._waiting += 1
 
     async def _acquired(self, caller: Caller, deadline: float) -> None:
         if self._turn.holds or self._yielding is not None:  # changed while the caller was looked up

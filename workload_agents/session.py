@@ -17,6 +17,7 @@ from claim_phases import wire
 from claim_phases.tenancy import (
     Act,
     Answer,
+    Left,
     Park,
     Restore,
     Say,
@@ -94,6 +95,7 @@ class Session:
         self._acquiring = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._welcome: asyncio.Future[None] | None = None
+        self._left: asyncio.Future[None] | None = None
         self._shut: str | None = None
         self._heard = False
         self._park_tries = 0
@@ -180,10 +182,17 @@ class Session:
     async def yield_turn(self) -> None:
         """Free the turn; nothing is parked until somebody needs the room. Idempotent.
 
+        Returns when the arbiter knows: a request to the engine that follows must not find this
+        tenant still holding the turn. Without an arbiter that is when there is one again.
+
         Raises TurnLost as `check` does.
         """
         self.check()
         self._do(self._tenancy.leave())
+        if self._tenancy.leaving and self._shut is None:
+            if self._left is None or self._left.done():
+                self._left = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._left)
 
     # -- acts -----------------------------------------------------------------------------------
 
@@ -197,6 +206,9 @@ class Session:
                     self._commands.put_nowait(act)
                 case Answer():
                     self._answered(act)
+                case Left():
+                    if self._left is not None and not self._left.done():
+                        self._left.set_result(None)
                 case WantedByOther():
                     if self._on_wanted is not None:
                         self._on_wanted()
@@ -224,6 +236,7 @@ class Session:
 
     def _refused_for_good(self, reason: str) -> None:
         self._shut = reason
+        self._do([Left()])
         error = TurnRefused(reason)
         for waiting in (self._welcome, self._answer):
             if waiting is not None and not waiting.done():

@@ -62,8 +62,9 @@ class Turn:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        tenant = self._held()
-        self._inside = None
+        tenant, self._inside = self._inside, None
+        if tenant is None or tenant.forked:
+            return
         try:
             tenant.run(tenant.yield_turn())
         except TurnLost as lost:
@@ -88,8 +89,9 @@ class Turn:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        tenant = self._held()
-        self._inside = None
+        tenant, self._inside = self._inside, None
+        if tenant is None or tenant.forked:
+            return
         try:
             await tenant.awaited(tenant.yield_turn())
         except TurnLost as lost:
@@ -232,9 +234,14 @@ class _Tenant:
         """Another block may begin."""
         self._block.release()
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child that was forked: the turn, and the session, are its parent's."""
+        return self._process != os.getpid()
+
     def check_process(self) -> None:
         """TandemError in a child that was forked."""
-        if self._process != os.getpid():
+        if self.forked:
             raise TandemError(
                 f"the turn of {self.role} belongs to process {self._process}, which forked this "
                 f"one: use it there"
@@ -307,7 +314,7 @@ class _Tenant:
 
     def close(self) -> None:
         """End the session and its thread. A forked child has neither."""
-        if self._process != os.getpid():
+        if self.forked:
             return
         with contextlib.suppress(TimeoutError):
             self._submit(self._close()).result(CLOSE_WITHIN_S)
@@ -317,6 +324,10 @@ class _Tenant:
     async def _close(self) -> None:
         if self._session is not None:
             await self._session.__aexit__()
+        waiting = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 class _Held:

@@ -313,7 +313,7 @@
     },
     weights(one) {
       const shown = data.weights.slice(Math.max(0, after(data.weights, view[0], first) - 1), after(data.weights, view[1], first));
-      const every = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((step) => shown.length * 27 <= step * plot()) ?? 1000;
+      let labelled = -Infinity; // where the last label ends
       pen.textAlign = "center";
       for (const [t, , version] of shown) {
         const x = toX(t), y = one.y + 5;
@@ -324,9 +324,12 @@
         pen.lineTo(x, y + 4.5);
         pen.lineTo(x - 4, y);
         pen.fill();
-        if (version % every) continue;
+        const text = "v" + version, middle = Math.min(x, GUTTER + plot() - 12);
+        const half = pen.measureText(text).width / 2 + 3;
+        if (middle - half < labelled) continue;
+        labelled = middle + half;
         pen.fillStyle = colour.ink;
-        pen.fillText("v" + version, Math.min(x, GUTTER + plot() - 12), y + 13);
+        pen.fillText(text, middle, y + 13);
       }
     },
     device(one) {
@@ -543,7 +546,7 @@
 
   // The strip: one bar a handover.
 
-  const STRIP = 168, FOOT = 22, LEFT = 46, END = 36;
+  const STRIP = 168, FOOT = 22, LEFT = 60, END = 36;
   let barWidth = 0;
   const longest = Math.max(...data.handovers.map((h) => h.end - h.start), 1e-6) * 1e3;
   function drawStrip() {

@@ -131,10 +131,10 @@ class Child:
     def close(self) -> None:
         """Close the pipes of a process that was killed."""
         self.popen.wait()
-        self.out.close()
         assert self.popen.stdin is not None
         with suppress(BrokenPipeError):
-            self.popen.stdin.close()
+            self.popen.stdin.close()  # an heir that waits for a line ends too
+        self.out.close()
 
 
 class Tenant(Child):

@@ -4,6 +4,7 @@ Arguments: what to do, the socket, and what that takes. Answers on stdout, a JSO
 """
 
 import asyncio
+import contextlib
 import json
 import socket
 import sys
@@ -77,8 +78,16 @@ async def silent_stream(path: str) -> None:
 
 
 async def as_another(path: str, role: str, epoch: str) -> None:
-    """A hello as somebody else, then a yield of that one's turn."""
-    await speak(path, encoded(Hello(role, epoch=int(epoch))), encoded(Yield(int(epoch))))
+    """A hello as somebody else, and when that is answered, a yield of that one's turn."""
+    async with channel(path) as connection:
+        stream: Stream = connection.stream_stream(METHOD)()
+        await stream.write(encoded(Hello(role, epoch=int(epoch))))
+        answer = await stream.read()
+        assert isinstance(answer, bytes)
+        heard = wire.arbiter_from_wire(FromArbiter.FromString(answer))
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await stream.write(encoded(Yield(int(epoch))))
+        tell(heard=type(heard).__name__, reason=getattr(heard, "reason", None))
 
 
 async def garbage(path: str) -> None:

@@ -541,6 +541,29 @@ class TestYielding:
         stand.turn.free.set()
         assert await asking == before + 1
 
+    async def test_steady_traffic_does_not_keep_the_other_waiting(self, stand: Stand) -> None:
+        await stand.ready()
+        stand.engine.go_on.clear()
+        first = stand.asking(b"first")
+        await stand.engine.arrived.wait()
+        stand.turn.want()
+        stand.turn.asked.clear()
+
+        async def late() -> int:
+            async with stand.gate.request(lambda: asyncio.sleep(0, "pid:1")):
+                return stand.turn.epoch
+
+        before = stand.turn.epoch
+        asking = asyncio.create_task(late())
+        await asyncio.sleep(0)
+        assert not asking.done()  # although the engine holds the turn
+        stand.engine.go_on.set()
+        assert (await first).status == 200
+        await stand.turn.asked.wait()
+        assert stand.turn.parked.is_set()
+        stand.turn.free.set()
+        assert await asking == before + 1
+
     async def test_a_turn_that_was_lost_is_acquired_again(self, stand: Stand) -> None:
         await stand.ready()
         await stand.ask()

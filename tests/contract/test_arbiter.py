@@ -277,7 +277,7 @@ def test_a_killed_arbiter_goes_on_where_it_was(
     a, b = lab.tenant("a"), lab.tenant("b")
     assert a.acquire() == 1
     if phase == "Yielded":  # with nobody waiting; otherwise the same step tells it to release
-        a.yield_turn()
+        a.say(do="yield")
     early = (phase, when) in {("Yielded", "stored"), ("Waiting", "stored")}
     if (phase, when) == ("Yielded", "answered"):
         lab.phase("a", "Yielded")
@@ -290,16 +290,18 @@ def test_a_killed_arbiter_goes_on_where_it_was(
         b.say(do="acquire")
     if phase != "Yielded":
         a.out.wait_for(wanted=1)
-        a.yield_turn()
+        a.say(do="yield")
     if (phase, when) == ("Running", "answered"):
         assert b.acquired() == 2
-        b.yield_turn()
+        b.say(do="yield")
     if not early:
         assert crashing.end() == -signal.SIGKILL
         lab.arbiter()
     if (phase, when) != ("Running", "answered"):
         assert b.acquired() == 2
-        b.yield_turn()
+        b.say(do="yield")
+    for tenant_that_yielded in (a, b):
+        tenant_that_yielded.out.wait_for(did="yield")
     assert a.acquire() == 3
     lab.phase("a", "Running", epoch=3)
     assert lab.turns() == [(1, "a"), (2, "b"), (3, "a")]
@@ -326,10 +328,11 @@ def test_what_was_asked_while_the_arbiter_was_away_is_made_up_for(lab: Node) -> 
     a, b = lab.tenant("a"), lab.tenant("b")
     assert a.acquire() == 1
     arbiter.kill()
-    a.yield_turn()
+    a.say(do="yield")
     b.say(do="acquire")
     lab.arbiter()
     assert b.acquired() == 2
+    a.out.wait_for(did="yield")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

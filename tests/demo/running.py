@@ -39,7 +39,7 @@ def demo(out: Path, *arguments: str, timeout_s: float) -> Demo:
     command = [sys.executable, str(ROOT / "hack" / "demo.py"), "-o", "json", "--out", str(out)]
     done = subprocess.run(
         [*command, *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT))},
         capture_output=True,
         text=True,
         check=False,
