@@ -33,13 +33,15 @@ class Usage:
     """A device's memory at one moment, in bytes.
 
     `tenants` and `foreign` say who holds it: None when only the sum was read. What no process
-    could be found for is in `used` alone.
+    could be found for is in `used` alone. `budgets` says what each of these tenants may hold on the
+    device without a turn: one that has not said hello yet is not on the node's record.
     """
 
     device: str
     used: int
     tenants: tuple[tuple[str, int], ...] | None = None
     foreign: int | None = None
+    budgets: tuple[tuple[str, int], ...] = ()
 
     def of(self, tenant: str) -> int | None:
         """What the tenant's processes hold; None when only the sum was read."""
@@ -167,6 +169,7 @@ class ConditionKind(StrEnum):
     FOREIGN_MEMORY = "ForeignMemory"
     SESSION_LOST = "SessionLost"
     REFUSED = "Refused"
+    RESTORE_FAILED = "RestoreFailed"
     CLEARED = "Cleared"
 
 

@@ -98,6 +98,7 @@ class Judge:
     def _judge_device(self, device: Device, usage: Usage) -> None:
         """What belongs to none of its tenants taints a device; they are not blamed for it."""
         excess = verdicts.excess(self._node, device, usage)
+        device.early = excess.early
         if not excess.seen:
             # The sum and the owners are read one after the other: bytes of nobody mean something
             # only while no tenant's memory moves, and when a second reading finds them too.
@@ -105,14 +106,15 @@ class Judge:
             before, device.unseen = device.unseen, excess.size if still else 0
             if excess.size and not (still and before):
                 return
+        size = excess.held or excess.size
         if excess.size and excess.whose != device.whose:
             self._do.tell(
                 ConditionKind.INTRUDER if excess.intruder else ConditionKind.FOREIGN_MEMORY,
-                f"{mib(excess.size)} of {device.name} belong to {excess.whose}: no turn is granted "
+                f"{mib(size)} of {device.name} belong to {excess.whose}: no turn is granted "
                 f"on it until they are gone",
                 excess.intruder or None,
                 device.name,
-                excess.size,
+                size,
             )
         elif device.foreign and not excess.size:
             message = f"{device.name} is free of foreign memory"

@@ -1,11 +1,13 @@
 """What the arbiter knows of its node: tenants, devices, the queue, the epoch. Plain data."""
 
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field, fields
+from typing import Any, Self, TypeVar
 
 from claim_phases.phases import ASIDE, Phase
 
 STATE_VERSION = 1
+
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,9 @@ class Tenant:
 class Device:
     """A device's size and what foreigners held at the beginning, in bytes.
 
-    `foreign` and `whose`: what is held beyond that, and by whom; `unseen`: bytes of nobody in the
-    newest reading; `changed`: the step of the last phase change of one of its tenants.
+    `foreign` and `whose`: what is held beyond that, and by whom; `unseen` and `early`: bytes of
+    nobody, and of tenants before their hello, in the newest reading; `changed`: the step of the
+    last phase change of one of its tenants.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Device:
     baseline: int = 0
     foreign: int = 0
     unseen: int = 0
+    early: int = 0
     whose: str = ""
     changed: int = 0
 
@@ -127,9 +131,9 @@ class Node:
         if version != STATE_VERSION:
             raise ValueError(f"state version {version}, this arbiter reads {STATE_VERSION}")
         try:
-            return cls(
+            node = cls(
                 boot_id=data["boot_id"],
-                devices={name: Device(**device) for name, device in data["devices"].items()},
+                devices={name: _record(Device, raw) for name, raw in data["devices"].items()},
                 epoch=data["epoch"],
                 seq=data["seq"],
                 queue=list(data["queue"]),
@@ -137,13 +141,23 @@ class Node:
             )
         except (KeyError, TypeError, AttributeError) as exc:
             raise ValueError(f"not a whole snapshot: {exc}") from exc
+        if strangers := set(node.queue) - node.tenants.keys():
+            raise ValueError(f"not a whole snapshot: no tenant {min(strangers)}, which waits")
+        return node
 
 
 def _plain(record: Membership | Tenant | Device) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__slots__}
 
 
+def _record(kind: type[_R], raw: dict[str, Any]) -> _R:
+    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    if missing := known - raw.keys():
+        raise KeyError(f"{kind.__name__} has no {min(missing)}")
+    return kind(**raw)
+
+
 def _tenant(raw: dict[str, Any]) -> Tenant:
     who = raw["who"]
-    membership = Membership(**{**who, "devices": tuple(who["devices"])})
-    return Tenant(**{**raw, "who": membership, "phase": Phase(raw["phase"])})
+    membership = _record(Membership, {**who, "devices": tuple(who["devices"])})
+    return _record(Tenant, {**raw, "who": membership, "phase": Phase(raw["phase"])})

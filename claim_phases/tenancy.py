@@ -64,6 +64,7 @@ class Answer:
     refusal: str | None = None
     holder: str | None = None
     failure: str | None = None
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class Tenancy:
         self.wanted = False
         self.taken: str | None = None  # why the turn that the user is in was taken
         self.leaving = False  # the turn is yielded, and the arbiter has not said that it knows
+        self._hello_left = False  # this stream's hello said so already
         self._caller = ""
         self._welcomed = False
         self._restored = False  # the memory is whole
@@ -119,6 +121,7 @@ class Tenancy:
 
     def opened(self) -> list[Act]:
         """A stream to the arbiter is open."""
+        self._hello_left = self.leaving
         return [Say(Hello(self.role, self.phase, self.epoch, self.request, caller=self._caller))]
 
     def heard(self, message: ArbiterMessage) -> list[Act]:
@@ -132,10 +135,12 @@ class Tenancy:
 
     def _knows_of_the_yield(self, message: ArbiterMessage) -> bool:
         match message:
-            case Noted(epoch) | Release(epoch) | Granted(epoch) | TurnLost(epoch):
+            case Noted(epoch) | Release(epoch) | TurnLost(epoch):
                 return epoch >= self.epoch
-            case Welcome():  # it answers the hello, which says the phase
-                return True
+            case Granted(epoch):
+                return epoch > self.epoch
+            case Welcome():  # it answers this stream's hello
+                return self._hello_left
             case Wanted() | Refused() | Warned():
                 return False
             case _:
@@ -220,12 +225,15 @@ class Tenancy:
         return [Say(Quiesced(self.epoch)), Park(self.epoch)]
 
     def _refused(self, request: int, reason: str, holder: str) -> list[Act]:
-        if request != self.request:
+        if request == self.request:
+            self.request = 0
+            if self.phase is Phase.WAITING:
+                self.phase = Phase.PARKED
+        elif not holder:  # that acquire was followed by another, which stands
             return []
-        self.request = 0
-        if self.phase is Phase.WAITING:
-            self.phase = Phase.PARKED
-        return [Answer(self.epoch, refusal=reason, holder=holder or None)]
+        if not holder:
+            return [Answer(self.epoch, refusal=reason)]
+        return [Answer(self.epoch, refusal=reason, holder=holder, request=request)]
 
     # -- the user -------------------------------------------------------------------------------
 

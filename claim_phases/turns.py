@@ -100,6 +100,8 @@ class Turns:
             return
         if tenant is None:
             tenant = self.node.tenants[who.tenant] = Tenant(who, since=self.node.seq)
+            for name in who.devices:  # what it holds there counts as its own from now on
+                self.node.devices[name].early = 0
             if len(self.node.tenants) == 1:
                 self._do.arm(TimerKind.WATCH, "", 0, self._limits.watch_s)
         elif tenant.who.incarnation != who.incarnation:
@@ -216,7 +218,7 @@ class Turns:
             case Yield() | Quiesced() | Released() | Restored() | Failed():
                 if event.message.epoch == tenant.epoch:
                     self._reported(tenant, event.message)
-                elif event.message.epoch == tenant.taken:
+                elif tenant.taken and event.message.epoch == tenant.taken:
                     self._do.send(tenant, TurnLost(tenant.taken, tenant.taken_why))
             case _:
                 assert_never(event.message)
@@ -281,7 +283,8 @@ class Turns:
         self._judge.look(tenant)
 
     def _restore_failed(self, tenant: Tenant, reason: str) -> None:
-        self._do.fault(tenant, Signal.FAIL, f"it could not restore: {reason}")
+        why = f"it could not restore: {reason}"
+        self._do.fault(tenant, Signal.FAIL, why, kind=ConditionKind.RESTORE_FAILED)
         self._do.displace(tenant)
 
     # -- turns ----------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ class Excess:
     """Bytes of a device that belong to none of its tenants, beyond what was there at first.
 
     `seen` is False when no process could be found for any of it. `intruder` names a tenant of the
-    node that has no right to the device (not yet: it never said hello; or not to this one), and
-    `held` what it holds.
+    node that holds more than it may before its hello, or on a device that is not its own, and
+    `held` what it holds. `early`: what others hold within their budgets before their hello.
     """
 
     size: int
@@ -29,6 +29,7 @@ class Excess:
     seen: bool
     intruder: str = ""
     held: int = 0
+    early: int = 0
 
 
 def allowed(node: Node, device: Device, *, beside_residents: bool = False) -> int | None:
@@ -37,7 +38,7 @@ def allowed(node: Node, device: Device, *, beside_residents: bool = False) -> in
     None when that cannot be said of the sum. `beside_residents`: tenants that yielded and stay
     count with their declared need. That is for grants only: a release could hide in that room.
     """
-    total = device.baseline
+    total = device.baseline + device.early
     for tenant in node.on(device.name):
         if tenant.aside or tenant.phase is Phase.VERIFYING:
             total += tenant.budget
@@ -66,19 +67,19 @@ def over_budget(tenant: Tenant, usages: Mapping[str, Usage]) -> tuple[str, int] 
 
 def excess(node: Node, device: Device, usage: Usage) -> Excess:
     """What of an attributed reading belongs to none of the device's tenants."""
-    intruders = {
-        name: size
-        for name, size in usage.tenants or ()
-        if size and not any(tenant.name == name for tenant in node.on(device.name))
-    }
+    on_record = {tenant.name for tenant in node.on(device.name)}
+    budgets = dict(usage.budgets)
+    others = {name: size for name, size in usage.tenants or () if name not in on_record}
+    intruders = {name: size for name, size in others.items() if size > budgets.get(name, 0)}
+    early = sum(others.values()) - sum(intruders.values())
     foreign = usage.foreign or 0
     size = max(0, foreign + usage.unknown + sum(intruders.values()) - device.baseline)
     if intruders:
         name = max(intruders, key=intruders.__getitem__)
         whose = f"{name}, which has no turn (Intruder)"
-        return Excess(size, whose, True, name, intruders[name])
+        return Excess(size, whose, True, name, intruders[name], early)
     whose = "processes of no tenant" if foreign else "nobody that can be seen"
-    return Excess(size, f"{whose} (ForeignMemory)", bool(foreign))
+    return Excess(size, f"{whose} (ForeignMemory)", bool(foreign), early=early)
 
 
 def fit(node: Node, tenant: Tenant, residents: list[Tenant]) -> bool:

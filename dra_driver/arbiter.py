@@ -76,6 +76,9 @@ class Roster(Protocol):
     def owners(self, pids: Iterable[int]) -> dict[int, str]:
         """The tenant of each process; processes of no tenant are left out."""
 
+    def budget(self, tenant: str, device: str) -> int:
+        """Bytes that the tenant may hold on the device without a turn; 0 on one of others."""
+
     def tenant_of_caller(self, caller: str) -> str:
         """The tenant on whose behalf an acquire was made; empty when unknown."""
 
@@ -249,7 +252,8 @@ class Arbiter(TurnsServicer):
                     tenants[owners[pid]] = tenants.get(owners[pid], 0) + size
                 else:
                     foreign += size
-            usages.append(Usage(name, used, tuple(sorted(tenants.items())), foreign))
+            budgets = tuple((tenant, self._roster.budget(tenant, name)) for tenant in tenants)
+            usages.append(Usage(name, used, tuple(sorted(tenants.items())), foreign, budgets))
         return tuple(usages)
 
     # -- sessions -------------------------------------------------------------------------------

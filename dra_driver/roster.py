@@ -37,6 +37,14 @@ class LocalRoster:
         """The tenant of each process; processes of no tenant are left out."""
         return self._registry.owners(pids)
 
+    def budget(self, tenant: str, device: str) -> int:
+        """The residual budget of a tenant on one of its devices, 0 on others."""
+        for claim in self._spec.claims.values():
+            spec = claim.tenants.get(tenant)
+            if spec is not None and device in spec.devices:
+                return spec.residual
+        return 0
+
     def tenant_of_caller(self, caller: str) -> str:
         """`caller` is "pid:<n>": the process at the other end of a connection to the engine."""
         kind, _, number = caller.partition(":")

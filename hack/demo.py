@@ -62,9 +62,21 @@ class Done:
     failures: tuple[str, ...]
     signal: int | None
 
+    @property
+    def wall_s(self) -> float:
+        """Seconds from the run's first record to its last; not a number without a report."""
+        return math.nan if self.report is None else self.report.wall_s
+
+    @property
+    def device_s(self) -> float:
+        """Devices x wall time, in seconds."""
+        return len(self.way.config.devices) * self.wall_s
+
     def to_json(self) -> dict[str, Any]:
         """The report's figures, the failures and the folder."""
         told = {} if self.report is None else self.report.to_json()
+        if self.report is not None:
+            told["device_s"] = round(self.device_s, 3)
         return told | {
             "sampling_interval_ms": local.SAMPLING_MS,
             "weights_tolerance": WEIGHTS_TOLERANCE,
@@ -116,6 +128,7 @@ def main(
         show(console, one)
     if compare:
         failures += different(done)
+        console.print("Three ways, devices x wall time (simulated devices, at a CPU's speed)")
         console.print(compared(done))
     for failure in failures:
         console.print(f"failed: {failure}", style="bold red", markup=False, highlight=False)
@@ -274,18 +287,17 @@ def learned(done: Done) -> dict[int, tuple[float | None, float | None]]:
 
 def compared(done: Sequence[Done]) -> Table:
     """Devices by wall time, as a table."""
-    table = Table(title="Three ways (devices are simulated; the CPU's speed)", title_justify="left")
-    for heading in ("way", "devices", "MiB in all", "wall s", "devices x wall s", "s an iteration"):
+    table = Table()
+    for heading in ("way", "devices", "MiB", "wall s", "device s", "s/iteration"):
         table.add_column(heading, justify="left" if heading == "way" else "right")
     for one in done:
         devices = one.way.config.devices
-        wall_s = math.nan if one.report is None else one.report.wall_s
         table.add_row(
             one.way.name,
             str(len(devices)),
             f"{sum(devices.values()) >> 20}",
-            f"{wall_s:.1f}",
-            f"{len(devices) * wall_s:.1f}",
+            f"{one.wall_s:.1f}",
+            f"{one.device_s:.1f}",
             f"{iteration_s(one):.2f}",
         )
     return table

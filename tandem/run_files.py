@@ -73,7 +73,15 @@ class Condition:
     """Something that should not be; `message` is the sentence that a person reads."""
 
     t: float
-    condition: Literal["Intruder", "ForeignMemory", "Faulted", "SessionLost", "Refused", "Cleared"]
+    condition: Literal[
+        "Cleared",
+        "Faulted",
+        "ForeignMemory",
+        "Intruder",
+        "Refused",
+        "RestoreFailed",
+        "SessionLost",
+    ]
     tenant: str | None
     device: str | None
     bytes: _Bytes | None

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self, assert_never
 
@@ -70,6 +71,14 @@ class Memory(Protocol):
         """
 
 
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """One who waits for the turn, and on whose behalf."""
+
+    caller: str
+    answer: asyncio.Future[int]
+
+
 class Session:
     """The tenant's end of the turn protocol.
 
@@ -91,8 +100,7 @@ class Session:
         self._tenancy = Tenancy(role)
         self._outgoing: asyncio.Queue[FromTenant] | None = None
         self._commands: asyncio.Queue[Park | Restore] = asyncio.Queue()
-        self._answer: asyncio.Future[int] | None = None
-        self._acquiring = asyncio.Lock()
+        self._waiting: dict[int, _Waiting] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._welcome: asyncio.Future[None] | None = None
         self._left: asyncio.Future[None] | None = None
@@ -147,29 +155,35 @@ class Session:
         """Wait for the turn; return its epoch, with the memory restored.
 
         `caller` names the process ("pid:12") or pod ("ip:10.0.0.7") on whose behalf this is, None
-        when it is the tenant's own. Raises TurnRefused, TurnTimeout, RestoreFailed.
+        when it is the tenant's own. Several may wait at once, each on behalf of its own caller: one
+        grant answers all. Raises TurnRefused, TurnTimeout, RestoreFailed.
         """
-        async with self._acquiring:
-            if self._shut is not None:
-                raise TurnRefused(self._shut)
-            if self.holds:
-                return self.epoch
-            self._answer = asyncio.get_running_loop().create_future()
-            try:
-                self._do(self._tenancy.want(time.monotonic_ns(), caller or ""))
-                async with asyncio.timeout(timeout_s):
-                    return await self._answer
-            except BaseException as exc:
+        if self._shut is not None:
+            raise TurnRefused(self._shut)
+        if self.holds:
+            return self.epoch
+        waiting = _Waiting(caller or "", asyncio.get_running_loop().create_future())
+        self._want(waiting)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await waiting.answer
+        except BaseException as exc:
+            if list(self._waiting.values()) == [waiting]:
                 # Granted in the very moment in which the wait was given up: nobody would use it.
                 self._do([*self._tenancy.unwant(), *self._tenancy.leave()])
-                if isinstance(exc, TimeoutError):
-                    raise TurnTimeout(
-                        f"{self._tenancy.role} waited {timeout_s:g} s for its turn in vain: see "
-                        f"who holds it, or wait longer"
-                    ) from None
-                raise
-            finally:
-                self._answer = None
+            if isinstance(exc, TimeoutError):
+                raise TurnTimeout(
+                    f"{self._tenancy.role} waited {timeout_s:g} s for its turn in vain: see "
+                    f"who holds it, or wait longer"
+                ) from None
+            raise
+        finally:
+            self._waiting = {n: one for n, one in self._waiting.items() if one is not waiting}
+
+    def _want(self, waiting: _Waiting) -> None:
+        request = time.monotonic_ns()
+        self._waiting[request] = waiting
+        self._do(self._tenancy.want(request, waiting.caller))
 
     def check(self) -> None:
         """Raise TurnLost, once, when the turn was taken: work done since may have been in vain."""
@@ -220,14 +234,20 @@ class Session:
                     assert_never(act)
 
     def _answered(self, answer: Answer) -> None:
-        if self._answer is None or self._answer.done():
-            return
-        if answer.refusal is not None:
-            self._answer.set_exception(TurnRefused(answer.refusal, holder=answer.holder))
-        elif answer.failure is not None:
-            self._answer.set_exception(RestoreFailed(answer.failure))
-        else:
-            self._answer.set_result(answer.epoch)
+        answered = [answer.request] if answer.request else list(self._waiting)
+        for request in answered:
+            waiting = self._waiting.pop(request, None)
+            if waiting is None or waiting.answer.done():
+                continue
+            if answer.refusal is not None:
+                waiting.answer.set_exception(TurnRefused(answer.refusal, holder=answer.holder))
+            elif answer.failure is not None:
+                waiting.answer.set_exception(RestoreFailed(answer.failure))
+            else:
+                waiting.answer.set_result(answer.epoch)
+        if self._waiting and self._tenancy.request == 0:
+            # The newest acquire was refused for its own sake: those before it wait on.
+            self._want(self._waiting.pop(max(self._waiting)))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -238,9 +258,9 @@ class Session:
         self._shut = reason
         self._do([Left()])
         error = TurnRefused(reason)
-        for waiting in (self._welcome, self._answer):
-            if waiting is not None and not waiting.done():
-                waiting.set_exception(error)
+        for answer in (self._welcome, *(one.answer for one in self._waiting.values())):
+            if answer is not None and not answer.done():
+                answer.set_exception(error)
 
     # -- the memory -----------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.nobody import as_nobody
 from tests.contract.node_lab import Child, Node, Tenant, node
 
 RAW = ["-m", "tests.contract.raw_peer"]
@@ -143,8 +144,8 @@ def test_the_inner_socket_is_out_of_another_users_reach(lab: Node) -> None:
     lab.arbiter()
     (inner,) = (lab.folder / "state" / "inner").iterdir()
     connect = f"import socket; socket.socket(socket.AF_UNIX).connect({str(inner)!r})"
-    command = [sys.executable, "-Ic", connect]
-    ended = subprocess.run(command, user=65534, capture_output=True, text=True, check=False)
+    command = as_nobody([sys.executable, "-Ic", connect])
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "PermissionError" in ended.stderr
 
 
@@ -462,3 +463,23 @@ def test_no_grant_before_the_memory_is_measured_free(lab: Node) -> None:
     assert [(event["tenant"], event["used"], event["free"]) for event in measured] == [
         ("a", 0, True)
     ]
+
+
+# -- on behalf of others ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("holder_first", [True, False])
+def test_the_holders_own_request_is_refused_at_once_while_others_wait(
+    lab: Node, *, holder_first: bool
+) -> None:
+    lab.arbiter()
+    a, b = lab.tenant("a"), lab.tenant("b")
+    assert a.acquire() == 1
+    holders, others = {"caller": f"pid:{a.pid}"}, {"caller": f"pid:{os.getpid()}"}
+    for options in [holders, others] if holder_first else [others, holders]:
+        b.say(do="acquire", **options)
+    refusal = b.refused()
+    assert (refusal["failed"], refusal["holder"]) == ("TurnRefused", "a")
+    a.out.wait(lambda line: "wanted" in line)
+    a.yield_turn()
+    assert b.acquired() == 2

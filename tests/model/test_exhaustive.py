@@ -1,0 +1,37 @@
+"""Every history of small worlds, up to the number of faults that each world is about."""
+
+import pytest
+
+from tests.model.walk import walk
+from tests.model.world import World
+from tests.model.worlds import WORLDS
+
+FLOOR = {
+    "two turns each": 8_000,
+    "room for both": 8_000,
+    "a wide tenant": 8_000,
+    "the arbiter crashes": 13_000,
+    "a session breaks, a lease lapses": 54_000,
+    "a tenant dies": 23_000,
+    "an agent begins anew": 9_000,
+    "memory commands fail": 14_000,
+    "a release that is none": 17_000,
+    "accounting lags": 12_000,
+    "a stranger comes and leaves": 14_000,
+    "a tenant intrudes": 8_000,
+    "messages come again": 3_000,
+    "waits are given up": 16_000,
+}
+"""Fewer states than these, and a world has lost what it is about."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", WORLDS)
+def test_every_history(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each invariant holds in each state, and in none somebody waits for ever."""
+    spec, faults = WORLDS[name]
+    walked = walk(World(spec), faults)
+    with capsys.disabled():
+        print(f"\n{name}: {walked.states} states, {walked.edges} steps ", end="")
+    assert not walked.stuck, walked.stuck[0]
+    assert walked.states >= FLOOR[name]

@@ -1,0 +1,236 @@
+"""The checks can fail: each seeded fault of a machine is caught by a walk through a small world."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from claim_phases.events import Connected, Gone, Measured, Said, Usage
+from claim_phases.judge import Judge
+from claim_phases.messages import Acquire, Cancel, Hello
+from claim_phases.node import Node, Tenant
+from claim_phases.phases import TURN, Phase, Signal
+from claim_phases.tenancy import Act, Tenancy
+from claim_phases.turns import Turns
+from tests.model.walk import Faults, FoundViolation, walk
+from tests.model.world import LIMITS, Spec, World
+from tests.model.worlds import apart, pair, residents
+
+
+class Mutant(Turns):
+    """A machine with one seeded fault."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node, LIMITS)
+
+
+class NoFence(Mutant):
+    """Takes every message for one of the present epoch."""
+
+    def _said(self, event: Said) -> None:
+        tenant = self.node.tenants.get(event.tenant)
+        if tenant is not None and not isinstance(event.message, Hello | Acquire | Cancel):
+            event = replace(event, message=replace(event.message, epoch=tenant.epoch))
+        super()._said(event)
+
+
+class GrantsUnmeasured(Mutant):
+    """Grants where it should measure first."""
+
+    def _ask(self, tenant: Tenant, *, attribute: bool) -> None:
+        self._do.grant(tenant, Signal.GRANT)
+
+
+class _OldReadings(Judge):
+    def _counts(self, usage: Usage, asked: int) -> bool:
+        return True
+
+
+class UsesOldReadings(Mutant):
+    """Uses a reading from before the last phase change."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._judge = _OldReadings(node, self._do)
+
+
+class LapsedIsParked(Mutant):
+    """Takes a holder that was not heard of for a lease for one that parked."""
+
+    def _lease_over(self, tenant: Tenant) -> None:
+        super()._lease_over(tenant)
+        tenant.parked = True
+
+
+class ForgetsEpochs(Mutant):
+    """Counts on from the epochs of the present holders after a restart."""
+
+    def _resumed(self) -> None:
+        super()._resumed()
+        held = [t.epoch for t in self.node.tenants.values() if t.phase in TURN]
+        self.node.epoch = max(held, default=0)
+
+
+class AnyDeath(Mutant):
+    """Takes the end of a tenant's former life for the end of its present one."""
+
+    def _gone(self, event: Gone) -> None:
+        tenant = self.node.tenants.get(event.tenant)
+        if tenant is not None:
+            super()._gone(replace(event, incarnation=tenant.who.incarnation))
+
+
+class SharesDevices(Mutant):
+    """Lets a tenant resume while another has the turn on its device."""
+
+    def _serve(self, tenant: Tenant) -> None:
+        if tenant.phase is Phase.YIELDED and tenant.connected:
+            self._do.grant(tenant, Signal.RESUME)
+        else:
+            super()._serve(tenant)
+
+
+class BlamesTenants(Mutant):
+    """Takes whatever is too much on a device for its tenants' memory."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._judge = _Blaming(node, self._do)
+
+
+class _Blaming(Judge):
+    def measured(self, event: Measured) -> None:
+        usages = [
+            replace(usage, tenants=tuple((t.name, usage.used) for t in self._node.on(usage.device)))
+            if usage.foreign
+            else usage
+            for usage in event.usages
+        ]
+        super().measured(replace(event, usages=tuple(usages)))
+
+
+class ForgetsRefusals(Mutant):
+    """Takes a request that it answered for one whose answer was heard."""
+
+    def _connected(self, event: Connected) -> None:
+        tenant = self.node.tenants.get(event.who.tenant)
+        if tenant is not None and tenant.request == event.hello.request:
+            tenant.request += 1
+        super()._connected(event)
+
+
+class ForgetsWanted(Mutant):
+    """Takes a holder that was told that others wait for one that heard it."""
+
+    def _connected(self, event: Connected) -> None:
+        tenant = self.node.tenants.get(event.who.tenant)
+        told = tenant.told_wanted if tenant is not None else 0
+        super()._connected(event)
+        if tenant is not None:
+            tenant.told_wanted = told
+
+    def _ask_to_yield(self, holder: Tenant) -> None:
+        super()._ask_to_yield(holder)
+        holder.told_wanted = holder.epoch
+
+
+class ForgetsBlocked(Mutant):
+    """Takes the timers of the arbiter before it for its own."""
+
+    def _resumed(self) -> None:
+        blocked = {name: tenant.blocked for name, tenant in self.node.tenants.items()}
+        super()._resumed()
+        for name, tenant in self.node.tenants.items():
+            tenant.blocked = blocked[name]
+
+
+class AlwaysMeasures(Mutant):
+    """Measures for a waiting tenant at each step, whatever the step was about."""
+
+    def _serve(self, tenant: Tenant) -> None:
+        if tenant.phase is Phase.WAITING:
+            tenant.asked = 0
+        super()._serve(tenant)
+
+
+class TakesGrantsTwice(Tenancy):
+    """Takes a grant that is said again for a new turn."""
+
+    def _granted(self, epoch: int) -> list[Act]:
+        if epoch == self.epoch and self.phase not in (Phase.RESTORING, Phase.RUNNING):
+            self.epoch -= 1
+        return super()._granted(epoch)
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """A seeded fault, the world in which it is caught, and as what."""
+
+    caught: str
+    spec: Spec
+    faults: Faults
+    machine: type[Mutant] | None = None
+    tenancy: type[Tenancy] = Tenancy
+    sends_first: bool = False
+
+    def world(self) -> World:
+        """A world with this fault in it."""
+        world = World(self.spec)
+        if self.machine is not None:
+            world = World(self.spec, self.machine, self.tenancy, self.sends_first)
+        return world
+
+
+SEEDED = {
+    "no fence": Seeded(
+        "no message of an older epoch changes anything", pair(2), Faults(echoes=1), NoFence
+    ),
+    "grants unmeasured": Seeded(
+        "a was granted without a measurement", pair(1), Faults(), GrantsUnmeasured
+    ),
+    "uses old readings": Seeded(
+        "b was granted where 60 of gpu0 are in use and 15 allowed",
+        pair(1),
+        Faults(cheats=1),
+        UsesOldReadings,
+    ),
+    "a lapsed holder is parked": Seeded(
+        "a is Parked and holds 60", pair(1), Faults(breaks=1, lapses=1, looks=1), LapsedIsParked
+    ),
+    "stores after sending": Seeded(
+        "epochs strictly grow", pair(1), Faults(crashes=1), Mutant, sends_first=True
+    ),
+    "forgets epochs": Seeded("stored 1", pair(1), Faults(crashes=1), ForgetsEpochs),
+    "any death": Seeded(
+        "each believe to have the turn on gpu0", pair(1), Faults(deaths=1), AnyDeath
+    ),
+    "shares devices": Seeded("have turns on gpu0", residents(), Faults(), SharesDevices),
+    "blames tenants": Seeded(
+        "blamed for what others hold", pair(1), Faults(strangers=1), BlamesTenants
+    ),
+    "forgets refusals": Seeded("stuck", pair(1), Faults(cheats=1, breaks=1), ForgetsRefusals),
+    "forgets wanted": Seeded("stuck", pair(1), Faults(breaks=1), ForgetsWanted),
+    "forgets blocked": Seeded("stuck", pair(1), Faults(cheats=1, crashes=1), ForgetsBlocked),
+    "always measures": Seeded(
+        "nothing loops for ever", apart(), Faults(strangers=2), AlwaysMeasures
+    ),
+    "takes grants twice": Seeded(
+        "a is Parked and holds 60", pair(2), Faults(echoes=1), Mutant, TakesGrantsTwice
+    ),
+}
+
+
+def catch(seeded: Seeded) -> str:
+    """Walk until the fault shows; return how it did."""
+    try:
+        walked = walk(seeded.world(), seeded.faults)
+    except FoundViolation as found:
+        return str(found)
+    return (
+        f"stuck:\n  {walked.stuck[0]}" if walked.stuck else f"not caught in {walked.states} states"
+    )
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_a_seeded_fault_is_caught(name: str) -> None:
+    """What a mutant does wrong is seen, and named."""
+    assert SEEDED[name].caught in catch(SEEDED[name])

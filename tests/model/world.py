@@ -1,0 +1,877 @@
+"""A world for the protocol: the real machines of node and tenants, a fake wire, a truthful device.
+
+Everything is deterministic: `actions` lists what could happen next, `do` lets it happen, and each
+invariant is checked after it. The edges behave as `dra_driver.arbiter` and
+`workload_agents.session` do: the node is stored before anything is sent, the sum of a device is
+read within the step and its owners later, a session is a stream that may break, memory commands
+run one at a time.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Self, TypeVar, cast
+
+from claim_phases.events import (
+    Arm,
+    Condition,
+    ConditionKind,
+    Connected,
+    Effect,
+    Event,
+    Fired,
+    Gone,
+    Lost,
+    Measure,
+    Measured,
+    PhaseChanged,
+    Resumed,
+    Said,
+    Send,
+    Tell,
+    Timer,
+    TimerKind,
+    Usage,
+)
+from claim_phases.messages import ArbiterMessage, Granted, Hello, TenantMessage, Welcome
+from claim_phases.node import Device, Membership, Node, Tenant
+from claim_phases.phases import ASIDE, TURN, Phase
+from claim_phases.tenancy import Act, Answer, Park, Restore, Say, Shut, Tenancy
+from claim_phases.turns import Limits, Turns
+
+LIMITS = Limits()
+STEPS_AT_ONCE = 100
+"""More steps than this from one event, without a timer in between, are a loop."""
+
+OF_THE_ARBITER = ("say", "lost", "gone", "scan", "fire", "restart")
+"""What the arbiter takes a step for, of all that happens."""
+
+Action = tuple[str | int, ...]
+MachineFactory = Callable[[Node], Turns]
+TenancyFactory = Callable[[str], Tenancy]
+
+
+class Violation(AssertionError):
+    """Something that must always be true is not."""
+
+
+class _Crash(Exception):
+    """The arbiter dies here."""
+
+
+@dataclass(frozen=True)
+class TenantSpec:
+    """A tenant of the world; bytes are per device."""
+
+    name: str
+    devices: tuple[str, ...]
+    need: int | None
+    residual: int
+
+    @property
+    def size(self) -> int:
+        """What it really holds while it runs."""
+        return self.need if self.need is not None else 60
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Devices with their sizes, and tenants."""
+
+    devices: tuple[tuple[str, int], ...]
+    tenants: tuple[TenantSpec, ...]
+    turns_each: int = 1_000_000
+
+
+@dataclass
+class Agent:
+    """A tenant's process: its tenancy, its user, its end of the wire, its memory.
+
+    `known`: the arbiter serves the present session; `lost`: it has yet to learn that one broke;
+    `dead`: lives whose end it has yet to learn. `extra` are bytes that it holds without a turn,
+    `kept`: it lied about a release. `echoes` are messages that will come once more.
+    """
+
+    spec: TenantSpec
+    tenancy: Tenancy
+    turns_left: int
+    life: int = 1
+    alive: bool = True
+    open: bool = False
+    welcomed: bool = False
+    known: bool = False
+    lost: bool = False
+    dead: tuple[int, ...] = ()
+    said: tuple[TenantMessage, ...] = ()
+    heard: tuple[ArbiterMessage, ...] = ()
+    echoes: tuple[tuple[str, TenantMessage | ArbiterMessage], ...] = ()
+    commands: tuple[Park | Restore, ...] = ()
+    held: int = 0
+    extra: int = 0
+    kept: bool = False
+    requests: int = 0
+    served: int = 0
+    refusals: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def waits(self) -> bool:
+        return self.alive and self.tenancy.request != 0
+
+    @property
+    def honest(self) -> bool:
+        return not self.kept and not self.extra
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Who held what at one moment: bytes by (tenant, device), of strangers, and of nobody."""
+
+    tenants: dict[tuple[str, str], int]
+    extras: dict[str, int]
+    strangers: dict[str, int]
+    lagging: dict[str, int]
+
+    def used(self, device: str) -> int:
+        mine = sum(size for (_, name), size in self.tenants.items() if name == device)
+        return mine + self.strangers.get(device, 0) + self.lagging.get(device, 0)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """An attributed measurement on its way to the arbiter."""
+
+    answer: Measured
+    truth: Truth
+
+
+@dataclass
+class World:
+    """See the module. `sends_first` is the seeded fault of storing after sending."""
+
+    spec: Spec
+    machine: MachineFactory = field(default=lambda node: Turns(node, LIMITS))
+    tenancy: TenancyFactory = Tenancy
+    sends_first: bool = False
+
+    def __post_init__(self) -> None:
+        devices = {name: Device(name, total) for name, total in self.spec.devices}
+        self.turns: Turns | None = self.machine(Node("boot", devices))
+        self.stored = self.node.to_json()
+        self.agents = {
+            tenant.name: Agent(tenant, self.tenancy(tenant.name), self.spec.turns_each)
+            for tenant in self.spec.tenants
+        }
+        self.strangers: dict[str, int] = {}
+        self.lagging: dict[str, int] = {}
+        self.timers: dict[tuple[TimerKind, str], tuple[Timer, float]] = {}
+        self.scans: tuple[Scan, ...] = ()
+        self.now = 0.0
+        self.sound = True  # nothing was violated
+        self.highest = 0  # the newest epoch that was ever stored or sent
+        self._crash_in = -1
+        self._truth: Truth | None = None  # what the measurement that is being taken in saw
+
+    @property
+    def node(self) -> Node:
+        assert self.turns is not None
+        return self.turns.node
+
+    def clone(self) -> Self:
+        """An independent copy."""
+        other = _copy(self)
+        if self.turns is not None:
+            other.turns = self.machine(_copy_node(self.turns.node))
+        other.agents = {name: _copy(agent) for name, agent in self.agents.items()}
+        for agent in other.agents.values():
+            agent.tenancy = _copy(agent.tenancy)
+        other.strangers = dict(self.strangers)
+        other.lagging = dict(self.lagging)
+        other.timers = dict(self.timers)
+        return other
+
+    # -- the device -----------------------------------------------------------------------------
+
+    def truth(self) -> Truth:
+        """Who holds what now."""
+        held = {
+            (agent.name, device): agent.held + agent.extra
+            for agent in self.agents.values()
+            for device in agent.spec.devices
+        }
+        extras = {agent.name: agent.extra for agent in self.agents.values()}
+        return Truth(held, extras, dict(self.strangers), dict(self.lagging))
+
+    def room(self, device: str) -> int:
+        """Free bytes of a device."""
+        return dict(self.spec.devices)[device] - self.truth().used(device)
+
+    def _read(self, devices: tuple[str, ...], truth: Truth, *, attribute: bool) -> list[Usage]:
+        usages = []
+        for device in devices:
+            used = truth.used(device)
+            if attribute:
+                tenants = tuple(
+                    sorted(
+                        (name, size)
+                        for (name, where), size in truth.tenants.items()
+                        if where == device and size
+                    )
+                )
+                budgets = tuple((tenant.name, tenant.residual) for tenant in self.spec.tenants)
+                foreign = truth.strangers.get(device, 0)
+                usages.append(Usage(device, used, tenants, foreign, budgets))
+            else:
+                usages.append(Usage(device, used))
+        return usages
+
+    # -- the arbiter ----------------------------------------------------------------------------
+
+    def handle(self, event: Event, truth: Truth | None = None) -> None:
+        """As `Arbiter.handle`: a step, and all that follows from it at once."""
+        pending: deque[tuple[Event, Truth | None]] = deque([(event, truth)])
+        steps = 0
+        try:
+            while pending:
+                steps += 1
+                if steps > STEPS_AT_ONCE:
+                    raise Violation(f"nothing loops for ever: {event} led to {steps} steps at once")
+                self._step(*pending[0], pending)
+                pending.popleft()
+        except _Crash:
+            self._down()
+
+    def _step(
+        self, event: Event, truth: Truth | None, pending: deque[tuple[Event, Truth | None]]
+    ) -> None:
+        assert self.turns is not None
+        epochs = {name: tenant.epoch for name, tenant in self.node.tenants.items()}
+        phases = {name: tenant.phase for name, tenant in self.node.tenants.items()}
+        stale = self._stale(event)
+        before = _decisions(self.node) if stale else None
+        self._truth = truth
+        effects = self.turns.step(event, self.now)
+        if stale and _decisions(self.node) != before:
+            raise Violation(f"no message of an older epoch changes anything: {event} did")
+        self._check_told(effects, phases)
+        stores = any(isinstance(effect, Send | Tell) for effect in effects)
+        self._crash_point()
+        if stores and not self.sends_first:
+            self._store(epochs)
+            self._crash_point()
+        for effect in effects:
+            self._carry_out(effect, pending)
+        if stores and self.sends_first:
+            self._store(epochs)
+
+    def _store(self, before: dict[str, int]) -> None:
+        """What was stored or sent cannot be taken back: later epochs must be above it."""
+        self.stored = self.node.to_json()
+        for name, tenant in self.node.tenants.items():
+            if before.get(name, 0) != tenant.epoch and tenant.epoch <= self.highest:
+                raise Violation(
+                    f"epochs strictly grow, over crashes too: {name} got {tenant.epoch} after "
+                    f"{self.highest} was in the world"
+                )
+        self.highest = max(self.highest, self.node.epoch)
+
+    def _stale(self, event: Event) -> bool:
+        """Whether this is a message of an older epoch."""
+        tenant = self.node.tenants.get(event.tenant) if isinstance(event, Said) else None
+        if tenant is None or not isinstance(event, Said):
+            return False
+        return bool(getattr(event.message, "epoch", tenant.epoch) < tenant.epoch)
+
+    def _carry_out(self, effect: Effect, pending: deque[tuple[Event, Truth | None]]) -> None:
+        match effect:
+            case Send(name, message):
+                agent = self.agents[name]
+                if agent.known and agent.open:
+                    agent.heard += (message,)
+                if isinstance(message, Granted):
+                    self.highest = max(self.highest, message.epoch)
+                self._crash_point()
+            case Measure(devices, attribute, asked):
+                truth = self.truth()
+                answer = Measured(asked, tuple(self._read(devices, truth, attribute=attribute)))
+                if attribute:
+                    self.scans += (Scan(answer, truth),)
+                else:
+                    pending.append((answer, truth))
+            case Arm(timer, delay_s):
+                self.timers[timer.kind, timer.subject] = (timer, self.now + delay_s)
+            case Tell():
+                pass
+
+    def _crash_point(self) -> None:
+        if self._crash_in == 0:
+            raise _Crash
+        self._crash_in -= 1
+
+    def _down(self) -> None:
+        self.turns = None
+        self.timers.clear()
+        self.scans = ()
+        for agent in self.agents.values():
+            self._cut(agent)
+            agent.lost = False
+            agent.dead = ()
+
+    def _cut(self, agent: Agent) -> None:
+        """The session breaks. What has arrived can still be read; what was said is lost."""
+        if agent.known:
+            agent.lost = True
+        agent.known = agent.open = False
+        agent.said = ()
+
+    # -- what must always be true ---------------------------------------------------------------
+
+    def _check_told(self, effects: list[Effect], phases: dict[str, Phase]) -> None:
+        for effect in effects:
+            if isinstance(effect, Tell):
+                match effect.what:
+                    case PhaseChanged(name, before, after):
+                        if (before, after) == (Phase.WAITING, Phase.RESTORING):
+                            self._check_grant(name, phases)
+                        phases[name] = after if after is not None else Phase.PARKED
+                    case Condition(kind, message, str(name), str()) if kind in (
+                        ConditionKind.FAULTED,
+                        ConditionKind.INTRUDER,
+                    ):
+                        self._check_blame(name, message)
+                    case _:
+                        pass
+
+    def _check_grant(self, name: str, phases: dict[str, Phase]) -> None:
+        """None is Running until the former's memory is measured free or its processes are dead."""
+        seen = self._truth
+        if seen is None:
+            raise Violation(f"{name} was granted without a measurement")
+        spec = self.agents[name].spec
+        for device in spec.devices:
+            limit = spec.residual
+            for other in self.node.on(device):
+                if other.name == name:
+                    continue
+                phase = phases.get(other.name, Phase.PARKED)
+                resident = phase is Phase.YIELDED and other.who.need is not None
+                if not resident and phase not in ASIDE:
+                    raise Violation(f"{name} was granted beside {other.name}, {phase} on {device}")
+                agent = self.agents[other.name]
+                own = (other.who.need or 0) if resident else other.budget
+                limit += own
+                if agent.honest and agent.alive and agent.held > own:
+                    raise Violation(
+                        f"{name} was granted while {other.name}, {phase}, holds {agent.held} of "
+                        f"{device}"
+                    )
+            used = self._held_since(seen, device)
+            if used > limit:
+                raise Violation(
+                    f"{name} was granted where {used} of {device} are in use and {limit} allowed"
+                )
+
+    def _held_since(self, seen: Truth, device: str) -> int:
+        """What is in use, without that which strangers and intruders took after the reading."""
+        used = min(seen.strangers.get(device, 0), self.strangers.get(device, 0))
+        for agent in self.agents.values():
+            if device in agent.spec.devices:
+                used += agent.held + min(agent.extra, seen.extras[agent.name])
+        return used
+
+    def _check_blame(self, name: str, message: str) -> None:
+        """No tenant is blamed for memory of others: it holds more than its budget itself."""
+        assert self._truth is not None
+        held = max(self._truth.tenants[name, d] for d in self.agents[name].spec.devices)
+        tenant = self.node.tenants.get(name)
+        if held <= (tenant.budget if tenant is not None else 0):
+            raise Violation(f"blamed for what others hold: {message}")
+
+    def check(self) -> None:
+        """All that must be true between two steps."""
+        for invariant in INVARIANTS:
+            invariant(self)
+
+    # -- what can happen ------------------------------------------------------------------------
+
+    def progress(self) -> list[Action]:
+        """What happens by itself, without any fault, timers last."""
+        found: list[Action] = []
+        up = self.turns is not None
+        if not up:
+            found.append(("restart",))
+        for name, agent in self.agents.items():
+            if agent.heard and agent.alive:
+                found.append(("hear", name))
+            if up and agent.said:
+                found.append(("say", name))
+            if up and agent.lost:
+                found.append(("lost", name))
+            if up:
+                found += [("gone", name, life) for life in agent.dead]
+            if not agent.alive:
+                found.append(("reborn", name))
+            elif up and not agent.open:
+                found.append(("connect", name))
+            if agent.alive and agent.commands:
+                found.append(("work", name))
+            for index, (way, message) in enumerate(agent.echoes):
+                first_came = message not in getattr(agent, way)
+                if first_came and (way == "heard" or (up and agent.known)):
+                    found.append(("repeat", name, index))
+            found += self._user(agent)
+        found += [("scan", index) for index in range(len(self.scans))]
+        found += [("settle", device) for device in self.lagging]
+        found += [("fire", kind.value, subject) for kind, subject in self._live_timers()]
+        return found
+
+    def _user(self, agent: Agent) -> list[Action]:
+        tenancy = agent.tenancy
+        if tenancy.holds:
+            return [("leave", agent.name)]
+        if agent.alive and agent.welcomed and not tenancy.request and agent.turns_left:
+            return [("want", agent.name)]
+        return []
+
+    def certain(self, action: Action) -> bool:
+        """Whether it happens in the end: a user leaves a turn that others want, no more is sure."""
+        if action[0] == "leave":
+            return self.agents[str(action[1])].tenancy.wanted
+        return action[0] not in ("want", "repeat")
+
+    def _live_timers(self) -> list[tuple[TimerKind, str]]:
+        """The timers that would do something. One more look at the devices waits for the last."""
+        return [
+            key
+            for key, (timer, _) in self.timers.items()
+            if (not self.scans if key[0] is TimerKind.WATCH else self.counts(timer))
+        ]
+
+    def counts(self, timer: Timer) -> bool:
+        """Whether the timer was not overtaken by events."""
+        tenant = self.node.tenants.get(timer.subject)
+        if tenant is None:
+            return False
+        match timer.kind:
+            case TimerKind.LEASE:
+                return not tenant.connected and tenant.lost == timer.mark
+            case TimerKind.BLOCKED:
+                return tenant.blocked == timer.mark
+            case _:
+                return tenant.since == timer.mark
+
+    def crash_points(self, action: Action) -> int:
+        """In how many places the arbiter can die while this action is carried out."""
+        if action[0] not in OF_THE_ARBITER:
+            return 0
+        trial = self.clone()
+        trial._crash_in = 1_000_000
+        trial._act(action)
+        return 1_000_000 - trial._crash_in
+
+    def do(self, action: Action, crash_in: int = -1) -> None:
+        """Let it happen. With `crash_in` the arbiter dies at that point of what it does then."""
+        self._crash_in = crash_in
+        self.sound = False
+        self._act(action)
+        self._crash_in = -1
+        self.check()
+        self.sound = True
+
+    def _act(self, action: Action) -> None:
+        verb, *rest = action
+        getattr(self, f"_do_{verb}")(*rest)
+
+    def _do_restart(self) -> None:
+        self.turns = self.machine(Node.from_json(json.loads(json.dumps(self.stored))))
+        ended = [
+            Gone(name, tenant.who.incarnation)
+            for name, tenant in self.node.tenants.items()
+            if not self._lives(tenant)
+        ]
+        self.handle(Resumed())
+        for event in ended:
+            if self.turns is not None:
+                self.handle(event)
+
+    def _lives(self, tenant: Tenant) -> bool:
+        agent = self.agents[tenant.name]
+        return agent.alive and str(agent.life) == tenant.who.incarnation
+
+    def _do_crash(self) -> None:
+        self._down()
+
+    def _do_connect(self, name: str) -> None:
+        agent = self.agents[name]
+        agent.heard, agent.open = (), True
+        self._carry(agent, agent.tenancy.opened())
+
+    def _do_say(self, name: str) -> None:
+        agent = self.agents[name]
+        message, agent.said = agent.said[0], agent.said[1:]
+        if isinstance(message, Hello):
+            agent.known, agent.lost = True, False
+            self.handle(Connected(self._who(agent), message))
+        else:
+            self.handle(Said(name, message))
+
+    def _who(self, agent: Agent) -> Membership:
+        spec = agent.spec
+        return Membership(
+            spec.name, spec.name, str(agent.life), spec.devices, spec.need, spec.residual
+        )
+
+    def _do_hear(self, name: str) -> None:
+        agent = self.agents[name]
+        message, agent.heard = agent.heard[0], agent.heard[1:]
+        agent.welcomed = True
+        self._carry(agent, agent.tenancy.heard(message))
+
+    def _do_lost(self, name: str) -> None:
+        self.agents[name].lost = False
+        self.handle(Lost(name))
+
+    def _do_gone(self, name: str, life: int) -> None:
+        agent = self.agents[name]
+        agent.dead = tuple(other for other in agent.dead if other != life)
+        self.handle(Gone(name, str(life)))
+
+    def _do_scan(self, index: int) -> None:
+        scan = self.scans[index]
+        self.scans = self.scans[:index] + self.scans[index + 1 :]
+        self.handle(scan.answer, scan.truth)
+
+    def _do_fire(self, kind: str, subject: str) -> None:
+        timer, due = self.timers.pop((TimerKind(kind), subject))
+        self.now = max(self.now, due)
+        self.handle(Fired(timer))
+
+    # -- tenants and their users ----------------------------------------------------------------
+
+    def _do_want(self, name: str) -> None:
+        agent = self.agents[name]
+        agent.tenancy.taken = None  # told
+        agent.requests += 1
+        agent.turns_left -= 1
+        self._carry(agent, agent.tenancy.want(agent.requests))
+
+    def _do_unwant(self, name: str) -> None:
+        agent = self.agents[name]
+        self._carry(agent, [*agent.tenancy.unwant(), *agent.tenancy.leave()])
+
+    def _do_leave(self, name: str) -> None:
+        agent = self.agents[name]
+        self._carry(agent, agent.tenancy.leave())
+
+    def _do_work(self, name: str) -> None:
+        agent = self.agents[name]
+        command, agent.commands = agent.commands[0], agent.commands[1:]
+        match command:
+            case Park(epoch):
+                agent.held, agent.kept = min(agent.held, agent.spec.residual), False
+                self._carry(agent, agent.tenancy.parked(epoch))
+            case Restore(epoch):
+                if self._restore(agent):
+                    self._carry(agent, agent.tenancy.restored(epoch, None))
+                else:
+                    self._carry(agent, agent.tenancy.restore_failed(epoch, "out of memory"))
+
+    def _restore(self, agent: Agent) -> bool:
+        more = agent.spec.size - agent.held
+        short = [device for device in agent.spec.devices if self.room(device) < more]
+        for device in short:
+            surprises = self.strangers.get(device, 0) + self.lagging.get(device, 0)
+            surprises += sum(a.extra for a in self.agents.values() if device in a.spec.devices)
+            if not surprises and agent.spec.need is not None and agent.tenancy.epoch:
+                raise Violation(f"{agent.name} has its turn, and not the room for it on {device}")
+        if not short:
+            agent.held, agent.kept = agent.spec.size, False
+        return not short
+
+    def _carry(self, agent: Agent, acts: list[Act]) -> None:
+        for act in acts:
+            match act:
+                case Say(message):
+                    if agent.open:
+                        agent.said += (message,)
+                case Park() | Restore():
+                    agent.commands += (act,)
+                case Answer(_, None, _, None):
+                    agent.served += 1
+                case Answer(_, refusal, _, failure):
+                    if not (refusal or failure):
+                        raise Violation(f"{agent.name} was refused without a reason")
+                    agent.refusals += (refusal or failure or "",)
+                case Shut(reason):
+                    raise Violation(f"the session of {agent.name} was refused: {reason}")
+                case _:
+                    pass
+
+    # -- faults ---------------------------------------------------------------------------------
+
+    def _do_break(self, name: str) -> None:
+        self._cut(self.agents[name])
+
+    def _do_die(self, name: str) -> None:
+        """All its processes end, and its memory is free at once."""
+        agent = self.agents[name]
+        self._cut(agent)
+        agent.alive = False
+        agent.held = agent.extra = 0
+        agent.kept = False
+        agent.heard, agent.commands, agent.echoes = (), (), ()
+        agent.tenancy = self.tenancy(name)
+        if self.turns is not None:
+            agent.dead += (agent.life,)
+
+    def _do_reborn(self, name: str) -> None:
+        agent = self.agents[name]
+        agent.alive, agent.welcomed = True, False
+        agent.life += 1
+
+    def _do_agent_crash(self, name: str) -> None:
+        """The agent alone ends: what it held in the device stays, and a new agent attaches."""
+        agent = self.agents[name]
+        self._cut(agent)
+        agent.heard, agent.commands, agent.welcomed = (), (), False
+        agent.echoes = tuple(echo for echo in agent.echoes if echo[0] == "said")
+        agent.tenancy = self.tenancy(name)
+
+    def _do_fail(self, name: str) -> None:
+        """A memory command fails; a restore may leave all of it behind."""
+        agent = self.agents[name]
+        command, agent.commands = agent.commands[0], agent.commands[1:]
+        match command:
+            case Park(epoch):
+                self._carry(agent, agent.tenancy.park_failed(epoch, "it could not"))
+            case Restore(epoch):
+                self._restore(agent)
+                self._carry(agent, agent.tenancy.restore_failed(epoch, "it could not"))
+
+    def _do_cheat(self, name: str) -> None:
+        """It says that it parked, and keeps its memory."""
+        agent = self.agents[name]
+        command, agent.commands = agent.commands[0], agent.commands[1:]
+        assert isinstance(command, Park)
+        agent.kept = agent.held > agent.spec.residual
+        self._carry(agent, agent.tenancy.parked(command.epoch))
+
+    def _do_lag(self, name: str) -> None:
+        """It parks, and the device's accounting still shows its memory for a while."""
+        agent = self.agents[name]
+        freed = max(0, agent.held - agent.spec.residual)
+        self._do_work(name)
+        for device in agent.spec.devices:
+            if freed > 0:
+                self.lagging[device] = self.lagging.get(device, 0) + freed
+
+    def _do_settle(self, device: str) -> None:
+        del self.lagging[device]
+
+    def _do_stranger(self, device: str, size: int) -> None:
+        """A stranger's process comes, as large as there is room for; 0: strangers leave."""
+        self.strangers.pop(device, None)
+        if size := min(size, self.room(device)):
+            self.strangers[device] = size
+
+    def _do_intrude(self, name: str) -> None:
+        agent = self.agents[name]
+        room = min(self.room(device) for device in agent.spec.devices)
+        agent.extra = 0 if agent.extra else min(room, agent.spec.residual + 10)
+
+    def _do_drop(self, name: str, way: str, index: int) -> None:
+        queue = list(getattr(self.agents[name], way))
+        del queue[index]
+        setattr(self.agents[name], way, tuple(queue))
+
+    def _do_echo(self, name: str, way: str, index: int) -> None:
+        """A copy of a message is on its way too, slower than the first; it survives the session."""
+        agent = self.agents[name]
+        agent.echoes += ((way, getattr(agent, way)[index]),)
+
+    def _do_repeat(self, name: str, index: int) -> None:
+        agent = self.agents[name]
+        (way, message), before = agent.echoes[index], agent.echoes[:index]
+        agent.echoes = before + agent.echoes[index + 1 :]
+        if way == "said":
+            self.handle(Said(name, cast(TenantMessage, message)))
+        else:
+            self._carry(agent, agent.tenancy.heard(cast(ArbiterMessage, message)))
+
+    def _do_overtake(self, name: str, way: str, index: int) -> None:
+        queue = list(getattr(self.agents[name], way))
+        queue.insert(0, queue.pop(index))
+        setattr(self.agents[name], way, tuple(queue))
+
+    # -- the end of chaos -----------------------------------------------------------------------
+
+    def calm(self, *, seconds: float = 2_000.0) -> None:
+        """No more faults: whoever waits gets a turn, or an error that says why, in bounded time.
+
+        Each session is opened anew, since a stream that lost messages is a broken one; strangers
+        and intruders leave; users leave turns that others want; all that is due happens, in order.
+        """
+        for agent in self.agents.values():
+            self._cut(agent)
+            agent.heard = ()
+            agent.extra = 0
+            agent.turns_left = 0
+            agent.echoes = ()
+        self.strangers.clear()
+        end = self.now + seconds
+        busy = 0
+        while True:
+            actions = [action for action in self.progress() if self.certain(action)]
+            soon = next((action for action in actions if action[0] != "fire"), None)
+            if soon is not None:
+                busy += 1
+                if busy > STEPS_AT_ONCE:
+                    raise Violation(f"nothing loops for ever: {soon} comes again and again")
+                self.do(soon)
+                continue
+            if not any(agent.waits for agent in self.agents.values()):
+                return
+            busy = 0
+            if not self.timers or self.now > end:
+                waiting = [agent.name for agent in self.agents.values() if agent.waits]
+                raise Violation(f"{waiting} wait for ever: {self.describe()}")
+            kind, subject = min(self.timers, key=lambda key: self.timers[key][1])
+            self.do(("fire", kind.value, subject))
+
+    def describe(self) -> str:
+        """The world in a few words, for a failure's message."""
+        if self.turns is None:
+            return "the arbiter is down"
+        tenants = [
+            f"{t.name} {t.phase} e{t.epoch}{'' if t.connected else ' no session'}"
+            f"{' fault: ' + t.fault if t.fault else ''}"
+            for t in self.node.tenants.values()
+        ]
+        agents = [
+            f"{a.name}: {a.tenancy.phase} e{a.tenancy.epoch} r{a.tenancy.request} held {a.held}"
+            for a in self.agents.values()
+        ]
+        return f"queue {self.node.queue}; {'; '.join(tenants)}; agents {'; '.join(agents)}"
+
+
+def is_first(agent: Agent, way: str) -> bool:
+    """Whether this end of the session begins with its hello, or the answer to that: those come
+    first and once, whatever the wire does."""
+    return any(isinstance(message, Hello | Welcome) for message in getattr(agent, way)[:1])
+
+
+# -- invariants, in the design's words -------------------------------------------------------
+
+
+def one_turn_on_a_device(world: World) -> None:
+    """Two tenants never hold a turn on one device, neither by the arbiter's record nor by their
+    own account."""
+    for device, _ in world.spec.devices:
+        own = [
+            agent.name
+            for agent in world.agents.values()
+            if agent.alive and agent.tenancy.phase in TURN and device in agent.spec.devices
+        ]
+        if len(own) > 1:
+            raise Violation(f"{own} each believe to have the turn on {device}")
+        if world.turns is None:
+            continue
+        holders = [t.name for t in world.node.on(device) if t.phase in TURN]
+        if len(holders) > 1:
+            raise Violation(f"{holders} have turns on {device}")
+
+
+def resident_within_the_device(world: World) -> None:
+    """What is resident never exceeds the device."""
+    for device, total in world.spec.devices:
+        if world.truth().used(device) - world.lagging.get(device, 0) > total:
+            raise Violation(f"{world.truth().used(device)} of {total} in use on {device}")
+
+
+def aside_is_aside(world: World) -> None:
+    """Who is Parked or Waiting holds no more than its residual budget, or it cheats."""
+    if world.turns is None:
+        return
+    for tenant in world.node.tenants.values():
+        agent = world.agents[tenant.name]
+        same_life = str(agent.life) == tenant.who.incarnation
+        if tenant.aside and agent.honest and same_life and agent.held > tenant.who.residual:
+            raise Violation(f"{tenant.name} is {tenant.phase} and holds {agent.held}")
+
+
+def stored_is_live(world: World) -> None:
+    """The journal has whatever tenants were or will be told of."""
+    if world.turns is None:
+        return
+    stored = world.stored
+    tenants = [
+        (name, raw["who"]["incarnation"], raw["phase"], raw["epoch"], raw["taken"])
+        for name, raw in stored["tenants"].items()
+    ]
+    if (stored["epoch"], tenants) != _promises(world.node):
+        raise Violation(f"stored {stored['epoch']} {tenants}, live {_promises(world.node)}")
+
+
+def queue_is_sound(world: World) -> None:
+    """The queue has each tenant once, and only those that live and wait."""
+    if world.turns is None:
+        return
+    node = world.node
+    if len(set(node.queue)) != len(node.queue):
+        raise Violation(f"twice in the queue: {node.queue}")
+    for name in node.queue:
+        tenant = node.tenants.get(name)
+        if tenant is None or tenant.gone or tenant.phase in (*TURN, Phase.PARKED):
+            raise Violation(f"{name} is in the queue and {tenant}")
+    for tenant in node.tenants.values():
+        if tenant.phase is Phase.WAITING and tenant.name not in node.queue:
+            raise Violation(f"{tenant.name} waits outside of the queue")
+
+
+INVARIANTS = (
+    one_turn_on_a_device,
+    resident_within_the_device,
+    aside_is_aside,
+    stored_is_live,
+    queue_is_sound,
+)
+
+
+def _promises(node: Node) -> object:
+    return (
+        node.epoch,
+        [(t.name, t.who.incarnation, t.phase, t.epoch, t.taken) for t in node.tenants.values()],
+    )
+
+
+def _decisions(node: Node) -> object:
+    """All that the arbiter decided."""
+    return (node.queue, _promises(node), [(t.request, t.fault) for t in node.tenants.values()])
+
+
+_TENANT_FIELDS = attrgetter(*(f.name for f in fields(Tenant)))
+_DEVICE_FIELDS = attrgetter(*(f.name for f in fields(Device)))
+_T = TypeVar("_T")
+
+
+def _copy_node(node: Node) -> Node:
+    return Node(
+        node.boot_id,
+        {name: Device(*_DEVICE_FIELDS(device)) for name, device in node.devices.items()},
+        node.epoch,
+        node.seq,
+        list(node.queue),
+        {name: Tenant(*_TENANT_FIELDS(tenant)) for name, tenant in node.tenants.items()},
+    )
+
+
+def _copy(thing: _T) -> _T:
+    """A shallow copy; `copy.copy` takes several times as long, and a walk copies most of all."""
+    other = object.__new__(type(thing))
+    other.__dict__.update(thing.__dict__)
+    return other

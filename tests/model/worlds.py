@@ -1,0 +1,51 @@
+"""The small worlds that are walked through, each with the faults that it is about."""
+
+from tests.model.walk import Faults
+from tests.model.world import Spec, TenantSpec
+
+
+def pair(turns_each: int) -> Spec:
+    """The smallest world: two tenants that do not fit beside each other on one device."""
+    a = TenantSpec("a", ("gpu0",), need=60, residual=10)
+    b = TenantSpec("b", ("gpu0",), need=70, residual=5)
+    return Spec((("gpu0", 100),), (a, b), turns_each)
+
+
+def residents() -> Spec:
+    """Two tenants that fit beside each other: nobody is displaced."""
+    a = TenantSpec("a", ("gpu0",), need=40, residual=10)
+    b = TenantSpec("b", ("gpu0",), need=50, residual=5)
+    return Spec((("gpu0", 100),), (a, b), 2)
+
+
+def apart() -> Spec:
+    """Two tenants that share no device."""
+    a = TenantSpec("a", ("gpu0",), need=60, residual=10)
+    b = TenantSpec("b", ("gpu1",), need=70, residual=5)
+    return Spec((("gpu0", 100), ("gpu1", 100)), (a, b), 1)
+
+
+def wide() -> Spec:
+    """A tenant of two devices beside one on each."""
+    a = TenantSpec("a", ("gpu0",), need=60, residual=10)
+    b = TenantSpec("b", ("gpu1",), need=60, residual=10)
+    w = TenantSpec("w", ("gpu0", "gpu1"), need=70, residual=5)
+    return Spec((("gpu0", 100), ("gpu1", 100)), (a, b, w), 1)
+
+
+WORLDS: dict[str, tuple[Spec, Faults]] = {
+    "two turns each": (pair(2), Faults(looks=1)),
+    "room for both": (residents(), Faults(looks=1)),
+    "a wide tenant": (wide(), Faults()),
+    "the arbiter crashes": (pair(1), Faults(crashes=1, looks=1)),
+    "a session breaks, a lease lapses": (pair(1), Faults(breaks=1, lapses=1, looks=1)),
+    "a tenant dies": (pair(1), Faults(deaths=1)),
+    "an agent begins anew": (pair(1), Faults(agent_crashes=1, failures=1)),
+    "memory commands fail": (pair(1), Faults(failures=1, timeouts=1)),
+    "a release that is none": (pair(1), Faults(cheats=1, breaks=1, looks=1)),
+    "accounting lags": (pair(1), Faults(lags=1, timeouts=1)),
+    "a stranger comes and leaves": (pair(1), Faults(strangers=2, looks=1)),
+    "a tenant intrudes": (pair(1), Faults(intrusions=1, looks=1)),
+    "messages come again": (pair(1), Faults(echoes=1)),
+    "waits are given up": (pair(2), Faults(cancels=1)),
+}
