@@ -115,8 +115,8 @@ def main(
         command = local.ARBITER if arbiter is None else shlex.split(arbiter)
         for way in ways(config, seed, compare, perturb):
             done.append(run(way, out / way.name, job.parent, command))
-            if done[-1].signal is not None:
-                break
+            if done[-1].signal is not None or any(different(done)):
+                break  # no further way can make it right
     except (ConfigError, RunError) as exc:
         raise click.ClickException(str(exc)) from exc
     failures = [

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.demo.running import demo
+from tests.demo.running import Demo
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(600)]
 
 
-def test_the_demo(tmp_path: Path) -> None:
-    done = demo(tmp_path / "out", timeout_s=580)
+def test_the_demo(whole_demo: Demo) -> None:
+    done = whole_demo
     told = done.told
     assert (done.status, told["failures"], told["violations"]) == (0, [], []), done.shown
     progress = lines(Path(told["folder"]) / "progress.jsonl")

@@ -7,15 +7,15 @@ from tests.model.world import World
 from tests.model.worlds import WORLDS
 
 FLOOR = {
-    "two turns each": 8_000,
+    "two turns each": 7_500,
     "room for both": 8_000,
     "a wide tenant": 8_000,
-    "the arbiter crashes": 13_000,
-    "a session breaks, a lease lapses": 54_000,
-    "a tenant dies": 23_000,
+    "the arbiter crashes": 11_000,
+    "a session breaks, a lease lapses": 46_000,
+    "a tenant dies": 20_000,
     "an agent begins anew": 9_000,
     "memory commands fail": 14_000,
-    "a release that is none": 17_000,
+    "a release that is none": 15_000,
     "accounting lags": 12_000,
     "a stranger comes and leaves": 14_000,
     "a tenant intrudes": 8_000,

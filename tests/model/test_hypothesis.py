@@ -1,7 +1,5 @@
 """Long histories of larger worlds, with every fault at once; then whoever waits is answered."""
 
-from collections.abc import Callable
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -13,7 +11,8 @@ from hypothesis.stateful import (
 )
 
 from claim_phases.tenancy import Park, Restore
-from tests.model.world import OF_THE_ARBITER, Action, Spec, TenantSpec, World, is_first
+from tests.model.records import Spec, TenantSpec, is_first
+from tests.model.world import OF_THE_ARBITER, Action, World
 
 CHAOS = settings(
     max_examples=600,
@@ -48,15 +47,13 @@ def specs(draw: st.DrawFn) -> Spec:
 class Chaos(RuleBasedStateMachine):
     """Everything that can happen to a world, in any order."""
 
-    make: Callable[[Spec], World] = World
-
     def __init__(self) -> None:
         super().__init__()
         self.world: World | None = None
 
     @initialize(spec=specs())
     def begin(self, spec: Spec) -> None:
-        self.world = type(self).make(spec)
+        self.world = World(spec)
 
     def teardown(self) -> None:
         if self.world is not None and self.world.sound:

@@ -11,8 +11,9 @@ from claim_phases.node import Node, Tenant
 from claim_phases.phases import TURN, Phase, Signal
 from claim_phases.tenancy import Act, Tenancy
 from claim_phases.turns import Turns
+from tests.model.records import Spec
 from tests.model.walk import Faults, FoundViolation, walk
-from tests.model.world import LIMITS, Spec, World
+from tests.model.world import LIMITS, World
 from tests.model.worlds import apart, pair, residents
 
 

@@ -10,7 +10,8 @@ from claim_phases.messages import ArbiterMessage, TenantMessage
 from claim_phases.node import Node, Tenant
 from claim_phases.phases import Phase
 from claim_phases.tenancy import Park
-from tests.model.world import Action, Agent, Scan, World, is_first
+from tests.model.records import Agent, Scan, is_first
+from tests.model.world import Action, World
 
 Key = tuple[Any, ...]
 

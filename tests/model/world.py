@@ -1,6 +1,6 @@
 """A world for the protocol: the real machines of node and tenants, a fake wire, a truthful device.
 
-Everything is deterministic: `actions` lists what could happen next, `do` lets it happen, and each
+Everything is deterministic: `progress` lists what could happen next, `do` lets it happen, and each
 invariant is checked after it. The edges behave as `dra_driver.arbiter` and
 `workload_agents.session` do: the node is stored before anything is sent, the sum of a device is
 read within the step and its owners later, a session is a stream that may break, memory commands
@@ -35,11 +35,13 @@ from claim_phases.events import (
     TimerKind,
     Usage,
 )
-from claim_phases.messages import ArbiterMessage, Granted, Hello, TenantMessage, Welcome
+from claim_phases.messages import ArbiterMessage, Granted, Hello, TenantMessage
 from claim_phases.node import Device, Membership, Node, Tenant
-from claim_phases.phases import ASIDE, TURN, Phase
+from claim_phases.phases import ASIDE, Phase
 from claim_phases.tenancy import Act, Answer, Park, Restore, Say, Shut, Tenancy
 from claim_phases.turns import Limits, Turns
+from tests.model.invariants import INVARIANTS, Violation, decisions
+from tests.model.records import Agent, Scan, Spec, Truth
 
 LIMITS = Limits()
 STEPS_AT_ONCE = 100
@@ -53,101 +55,8 @@ MachineFactory = Callable[[Node], Turns]
 TenancyFactory = Callable[[str], Tenancy]
 
 
-class Violation(AssertionError):
-    """Something that must always be true is not."""
-
-
 class _Crash(Exception):
     """The arbiter dies here."""
-
-
-@dataclass(frozen=True)
-class TenantSpec:
-    """A tenant of the world; bytes are per device."""
-
-    name: str
-    devices: tuple[str, ...]
-    need: int | None
-    residual: int
-
-    @property
-    def size(self) -> int:
-        """What it really holds while it runs."""
-        return self.need if self.need is not None else 60
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Devices with their sizes, and tenants."""
-
-    devices: tuple[tuple[str, int], ...]
-    tenants: tuple[TenantSpec, ...]
-    turns_each: int = 1_000_000
-
-
-@dataclass
-class Agent:
-    """A tenant's process: its tenancy, its user, its end of the wire, its memory.
-
-    `known`: the arbiter serves the present session; `lost`: it has yet to learn that one broke;
-    `dead`: lives whose end it has yet to learn. `extra` are bytes that it holds without a turn,
-    `kept`: it lied about a release. `echoes` are messages that will come once more.
-    """
-
-    spec: TenantSpec
-    tenancy: Tenancy
-    turns_left: int
-    life: int = 1
-    alive: bool = True
-    open: bool = False
-    welcomed: bool = False
-    known: bool = False
-    lost: bool = False
-    dead: tuple[int, ...] = ()
-    said: tuple[TenantMessage, ...] = ()
-    heard: tuple[ArbiterMessage, ...] = ()
-    echoes: tuple[tuple[str, TenantMessage | ArbiterMessage], ...] = ()
-    commands: tuple[Park | Restore, ...] = ()
-    held: int = 0
-    extra: int = 0
-    kept: bool = False
-    requests: int = 0
-    served: int = 0
-    refusals: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
-    def waits(self) -> bool:
-        return self.alive and self.tenancy.request != 0
-
-    @property
-    def honest(self) -> bool:
-        return not self.kept and not self.extra
-
-
-@dataclass(frozen=True)
-class Truth:
-    """Who held what at one moment: bytes by (tenant, device), of strangers, and of nobody."""
-
-    tenants: dict[tuple[str, str], int]
-    extras: dict[str, int]
-    strangers: dict[str, int]
-    lagging: dict[str, int]
-
-    def used(self, device: str) -> int:
-        mine = sum(size for (_, name), size in self.tenants.items() if name == device)
-        return mine + self.strangers.get(device, 0) + self.lagging.get(device, 0)
-
-
-@dataclass(frozen=True)
-class Scan:
-    """An attributed measurement on its way to the arbiter."""
-
-    answer: Measured
-    truth: Truth
 
 
 @dataclass
@@ -253,10 +162,10 @@ class World:
         epochs = {name: tenant.epoch for name, tenant in self.node.tenants.items()}
         phases = {name: tenant.phase for name, tenant in self.node.tenants.items()}
         stale = self._stale(event)
-        before = _decisions(self.node) if stale else None
+        before = decisions(self.node) if stale else None
         self._truth = truth
         effects = self.turns.step(event, self.now)
-        if stale and _decisions(self.node) != before:
+        if stale and decisions(self.node) != before:
             raise Violation(f"no message of an older epoch changes anything: {event} did")
         self._check_told(effects, phases)
         stores = any(isinstance(effect, Send | Tell) for effect in effects)
@@ -601,12 +510,8 @@ class World:
                         agent.said += (message,)
                 case Park() | Restore():
                     agent.commands += (act,)
-                case Answer(_, None, _, None):
-                    agent.served += 1
-                case Answer(_, refusal, _, failure):
-                    if not (refusal or failure):
-                        raise Violation(f"{agent.name} was refused without a reason")
-                    agent.refusals += (refusal or failure or "",)
+                case Answer(_, "", _, _) | Answer(_, _, _, ""):
+                    raise Violation(f"{agent.name} was refused without a reason")
                 case Shut(reason):
                     raise Violation(f"the session of {agent.name} was refused: {reason}")
                 case _:
@@ -757,101 +662,6 @@ class World:
             for a in self.agents.values()
         ]
         return f"queue {self.node.queue}; {'; '.join(tenants)}; agents {'; '.join(agents)}"
-
-
-def is_first(agent: Agent, way: str) -> bool:
-    """Whether this end of the session begins with its hello, or the answer to that: those come
-    first and once, whatever the wire does."""
-    return any(isinstance(message, Hello | Welcome) for message in getattr(agent, way)[:1])
-
-
-# -- invariants, in the design's words -------------------------------------------------------
-
-
-def one_turn_on_a_device(world: World) -> None:
-    """Two tenants never hold a turn on one device, neither by the arbiter's record nor by their
-    own account."""
-    for device, _ in world.spec.devices:
-        own = [
-            agent.name
-            for agent in world.agents.values()
-            if agent.alive and agent.tenancy.phase in TURN and device in agent.spec.devices
-        ]
-        if len(own) > 1:
-            raise Violation(f"{own} each believe to have the turn on {device}")
-        if world.turns is None:
-            continue
-        holders = [t.name for t in world.node.on(device) if t.phase in TURN]
-        if len(holders) > 1:
-            raise Violation(f"{holders} have turns on {device}")
-
-
-def resident_within_the_device(world: World) -> None:
-    """What is resident never exceeds the device."""
-    for device, total in world.spec.devices:
-        if world.truth().used(device) - world.lagging.get(device, 0) > total:
-            raise Violation(f"{world.truth().used(device)} of {total} in use on {device}")
-
-
-def aside_is_aside(world: World) -> None:
-    """Who is Parked or Waiting holds no more than its residual budget, or it cheats."""
-    if world.turns is None:
-        return
-    for tenant in world.node.tenants.values():
-        agent = world.agents[tenant.name]
-        same_life = str(agent.life) == tenant.who.incarnation
-        if tenant.aside and agent.honest and same_life and agent.held > tenant.who.residual:
-            raise Violation(f"{tenant.name} is {tenant.phase} and holds {agent.held}")
-
-
-def stored_is_live(world: World) -> None:
-    """The journal has whatever tenants were or will be told of."""
-    if world.turns is None:
-        return
-    stored = world.stored
-    tenants = [
-        (name, raw["who"]["incarnation"], raw["phase"], raw["epoch"], raw["taken"])
-        for name, raw in stored["tenants"].items()
-    ]
-    if (stored["epoch"], tenants) != _promises(world.node):
-        raise Violation(f"stored {stored['epoch']} {tenants}, live {_promises(world.node)}")
-
-
-def queue_is_sound(world: World) -> None:
-    """The queue has each tenant once, and only those that live and wait."""
-    if world.turns is None:
-        return
-    node = world.node
-    if len(set(node.queue)) != len(node.queue):
-        raise Violation(f"twice in the queue: {node.queue}")
-    for name in node.queue:
-        tenant = node.tenants.get(name)
-        if tenant is None or tenant.gone or tenant.phase in (*TURN, Phase.PARKED):
-            raise Violation(f"{name} is in the queue and {tenant}")
-    for tenant in node.tenants.values():
-        if tenant.phase is Phase.WAITING and tenant.name not in node.queue:
-            raise Violation(f"{tenant.name} waits outside of the queue")
-
-
-INVARIANTS = (
-    one_turn_on_a_device,
-    resident_within_the_device,
-    aside_is_aside,
-    stored_is_live,
-    queue_is_sound,
-)
-
-
-def _promises(node: Node) -> object:
-    return (
-        node.epoch,
-        [(t.name, t.who.incarnation, t.phase, t.epoch, t.taken) for t in node.tenants.values()],
-    )
-
-
-def _decisions(node: Node) -> object:
-    """All that the arbiter decided."""
-    return (node.queue, _promises(node), [(t.request, t.fault) for t in node.tenants.values()])
 
 
 _TENANT_FIELDS = attrgetter(*(f.name for f in fields(Tenant)))

@@ -1,7 +1,7 @@
 """The small worlds that are walked through, each with the faults that it is about."""
 
+from tests.model.records import Spec, TenantSpec
 from tests.model.walk import Faults
-from tests.model.world import Spec, TenantSpec
 
 
 def pair(turns_each: int) -> Spec:

@@ -1,0 +1,100 @@
+"""What must be true between any two steps of a world, in the design's words."""
+
+from typing import TYPE_CHECKING
+
+from claim_phases.node import Node
+from claim_phases.phases import TURN, Phase
+
+if TYPE_CHECKING:
+    from tests.model.world import World
+
+
+class Violation(AssertionError):
+    """Something that must always be true is not."""
+
+
+def one_turn_on_a_device(world: "World") -> None:
+    """Two tenants never hold a turn on one device, neither by the arbiter's record nor by their
+    own account."""
+    for device, _ in world.spec.devices:
+        own = [
+            agent.name
+            for agent in world.agents.values()
+            if agent.alive and agent.tenancy.phase in TURN and device in agent.spec.devices
+        ]
+        if len(own) > 1:
+            raise Violation(f"{own} each believe to have the turn on {device}")
+        if world.turns is None:
+            continue
+        holders = [t.name for t in world.node.on(device) if t.phase in TURN]
+        if len(holders) > 1:
+            raise Violation(f"{holders} have turns on {device}")
+
+
+def resident_within_the_device(world: "World") -> None:
+    """What is resident never exceeds the device."""
+    for device, total in world.spec.devices:
+        if world.truth().used(device) - world.lagging.get(device, 0) > total:
+            raise Violation(f"{world.truth().used(device)} of {total} in use on {device}")
+
+
+def aside_is_aside(world: "World") -> None:
+    """Who is Parked or Waiting holds no more than its residual budget, or it cheats."""
+    if world.turns is None:
+        return
+    for tenant in world.node.tenants.values():
+        agent = world.agents[tenant.name]
+        same_life = str(agent.life) == tenant.who.incarnation
+        if tenant.aside and agent.honest and same_life and agent.held > tenant.who.residual:
+            raise Violation(f"{tenant.name} is {tenant.phase} and holds {agent.held}")
+
+
+def stored_is_live(world: "World") -> None:
+    """The journal has whatever tenants were or will be told of."""
+    if world.turns is None:
+        return
+    stored = world.stored
+    tenants = [
+        (name, raw["who"]["incarnation"], raw["phase"], raw["epoch"], raw["taken"])
+        for name, raw in stored["tenants"].items()
+    ]
+    if (stored["epoch"], tenants) != promises(world.node):
+        raise Violation(f"stored {stored['epoch']} {tenants}, live {promises(world.node)}")
+
+
+def queue_is_sound(world: "World") -> None:
+    """The queue has each tenant once, and only those that live and wait."""
+    if world.turns is None:
+        return
+    node = world.node
+    if len(set(node.queue)) != len(node.queue):
+        raise Violation(f"twice in the queue: {node.queue}")
+    for name in node.queue:
+        tenant = node.tenants.get(name)
+        if tenant is None or tenant.gone or tenant.phase in (*TURN, Phase.PARKED):
+            raise Violation(f"{name} is in the queue and {tenant}")
+    for tenant in node.tenants.values():
+        if tenant.phase is Phase.WAITING and tenant.name not in node.queue:
+            raise Violation(f"{tenant.name} waits outside of the queue")
+
+
+INVARIANTS = (
+    one_turn_on_a_device,
+    resident_within_the_device,
+    aside_is_aside,
+    stored_is_live,
+    queue_is_sound,
+)
+
+
+def promises(node: Node) -> object:
+    """What tenants were or will be told of."""
+    return (
+        node.epoch,
+        [(t.name, t.who.incarnation, t.phase, t.epoch, t.taken) for t in node.tenants.values()],
+    )
+
+
+def decisions(node: Node) -> object:
+    """All that the arbiter decided."""
+    return (node.queue, promises(node), [(t.request, t.fault) for t in node.tenants.values()])

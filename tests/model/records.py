@@ -1,0 +1,100 @@
+"""What a world is made of: its specification, its tenants' processes, and what a device holds."""
+
+from dataclasses import dataclass
+
+from claim_phases.events import Measured
+from claim_phases.messages import ArbiterMessage, Hello, TenantMessage, Welcome
+from claim_phases.tenancy import Park, Restore, Tenancy
+
+
+@dataclass(frozen=True)
+class TenantSpec:
+    """A tenant of the world; bytes are per device."""
+
+    name: str
+    devices: tuple[str, ...]
+    need: int | None
+    residual: int
+
+    @property
+    def size(self) -> int:
+        """What it really holds while it runs."""
+        return self.need if self.need is not None else 60
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Devices with their sizes, and tenants."""
+
+    devices: tuple[tuple[str, int], ...]
+    tenants: tuple[TenantSpec, ...]
+    turns_each: int = 1_000_000
+
+
+@dataclass
+class Agent:
+    """A tenant's process: its tenancy, its user, its end of the wire, its memory.
+
+    `known`: the arbiter serves the present session; `lost`: it has yet to learn that one broke;
+    `dead`: lives whose end it has yet to learn. `extra` are bytes that it holds without a turn,
+    `kept`: it lied about a release. `echoes` are messages that will come once more.
+    """
+
+    spec: TenantSpec
+    tenancy: Tenancy
+    turns_left: int
+    life: int = 1
+    alive: bool = True
+    open: bool = False
+    welcomed: bool = False
+    known: bool = False
+    lost: bool = False
+    dead: tuple[int, ...] = ()
+    said: tuple[TenantMessage, ...] = ()
+    heard: tuple[ArbiterMessage, ...] = ()
+    echoes: tuple[tuple[str, TenantMessage | ArbiterMessage], ...] = ()
+    commands: tuple[Park | Restore, ...] = ()
+    held: int = 0
+    extra: int = 0
+    kept: bool = False
+    requests: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def waits(self) -> bool:
+        return self.alive and self.tenancy.request != 0
+
+    @property
+    def honest(self) -> bool:
+        return not self.kept and not self.extra
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Who held what at one moment: bytes by (tenant, device), of strangers, and of nobody."""
+
+    tenants: dict[tuple[str, str], int]
+    extras: dict[str, int]
+    strangers: dict[str, int]
+    lagging: dict[str, int]
+
+    def used(self, device: str) -> int:
+        mine = sum(size for (_, name), size in self.tenants.items() if name == device)
+        return mine + self.strangers.get(device, 0) + self.lagging.get(device, 0)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """An attributed measurement on its way to the arbiter."""
+
+    answer: Measured
+    truth: Truth
+
+
+def is_first(agent: Agent, way: str) -> bool:
+    """Whether this end of the session begins with its hello, or the answer to that: those come
+    first and once, whatever the wire does."""
+    return any(isinstance(message, Hello | Welcome) for message in getattr(agent, way)[:1])
