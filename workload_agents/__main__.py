@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from workload_agents.activator import Activator, Gate, engine_client
+from workload_agents.activator import Activator, engine_client
 from workload_agents.adapters.vllm import VllmMemory
 from workload_agents.callers import LocalCallers
 from workload_agents.errors import TandemError
+from workload_agents.gate import Gate
 from workload_agents.session import Session
 
 SOCKET: Final = "turns.sock"

@@ -16,10 +16,11 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from workload_agents.activator import Activator, Gate, engine_client
+from workload_agents.activator import Activator, engine_client
 from workload_agents.adapters.vllm import VllmMemory
 from workload_agents.callers import LocalCallers
 from workload_agents.errors import RestoreFailed, TurnLost, TurnRefused, TurnTimeout
+from workload_agents.gate import Gate
 from workload_agents.weights import publish
 
 ME = f"pid:{os.getpid()}"
