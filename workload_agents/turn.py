@@ -11,7 +11,7 @@ import concurrent.futures
 import contextlib
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -361,13 +361,33 @@ class _Held:
         """
         await self._unused.wait()
         if self._torch is not None:
-            await asyncio.to_thread(self._torch.park)
+            await _in_a_thread(self._torch.park)
 
     async def restore(self) -> int | None:
         """Bring it back, in a thread."""
         if self._torch is not None:
-            await asyncio.to_thread(self._torch.restore)
+            await _in_a_thread(self._torch.restore)
         return None
+
+
+async def _in_a_thread(work: Callable[[], object]) -> None:
+    """Not in Python's pool: it takes no work while the interpreter ends, when others still wait."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as exc:  # noqa: BLE001 - it is raised where the work is awaited
+            loop.call_soon_threadsafe(done.set_exception, exc)
+        else:
+            loop.call_soon_threadsafe(done.set_result, None)
+
+    try:
+        threading.Thread(target=run, name="tandem-memory", daemon=True).start()
+    except RuntimeError:  # since 3.12 no thread starts at the very end
+        run()
+    await done
 
 
 _creating = threading.Lock()

@@ -493,3 +493,27 @@ with tandem.turn("a") as turn:
     a.out.wait_for(child=7)
     a.out.wait_for(epoch=2)
     assert a.end() == 0
+
+
+def test_memory_parks_while_the_process_ends(lab: Node) -> None:
+    """Python's own pool takes no work any more; the rival must get its turn all the same."""
+    b = lab.tenant("b")
+    a = program(
+        lab,
+        """
+import atexit, torch
+weights = torch.arange(1000.0)
+with tandem.turn("a") as turn:
+    turn.hold(weights)
+
+def at_exit():
+    tell(ending=True)
+    hear()
+
+atexit.register(at_exit)
+""",
+    )
+    a.out.wait_for(ending=True)
+    assert b.acquire() == 2
+    go(a)
+    ends(a)

@@ -55,9 +55,6 @@ def cheating(folder: Path, cheat: str) -> Path:
     trainer = job["tenants"]["trainer"]
     python, script, *arguments = trainer["command"]
     trainer["command"] = [python, str(CHEATS / cheat), str(EXAMPLE / script), *arguments]
-    # Relative paths of the example are relative to its folder.
-    engine = job["tenants"]["rollout"]["env"]
-    engine["PYTHONPATH"] = str((EXAMPLE / engine["PYTHONPATH"]).resolve())
     path = folder / "local.yaml"
     path.write_text(yaml.safe_dump(job))
     return path
