@@ -8,9 +8,9 @@ import json
 import math
 import os
 import re
+import secrets
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -163,7 +163,7 @@ def tiny_model(seed: int) -> Path:
 def placed(config: LocalConfig, model: Path, steps: int | None, seed: int) -> LocalConfig:
     """The example with its model where it was made, on free ports, with these steps and seed."""
     ports = {
-        port: free_port(port)
+        port: free_port()
         for tenant in config.tenants.values()
         for port in (tenant.listen, tenant.engine_port)
         if port is not None
@@ -186,13 +186,15 @@ def placed(config: LocalConfig, model: Path, steps: int | None, seed: int) -> Lo
     return config.model_copy(update={"tenants": tenants})
 
 
-def free_port(wanted: int) -> int:
-    """The port, or another if somebody listens there."""
-    if local.port_is_free(wanted):
-        return wanted
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def free_port() -> int:
+    """A port where nobody listens, below those that the kernel gives to clients.
+
+    Drawn anew for each demo: an engine opens its port long after the run began, and two runs side
+    by side must not find each other's engine there.
+    """
+    while not local.port_is_free(port := 20_000 + secrets.randbelow(12_000)):
+        pass
+    return port
 
 
 def ways(config: LocalConfig, seed: int, compare: bool, perturb: bool) -> Iterator[Way]:
