@@ -88,11 +88,19 @@ class Done:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--compare", is_flag=True, help="The same job in two more ways: must learn the same.")
 @click.option(
-    "--steps", type=click.IntRange(min=1), help="Iterations; the example's, if not given."
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Iterations; the example's, if not given. With few the reward cannot rise as it must.",
 )
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), help="Where the runs' folders go.")
-@click.option("-o", "output", type=click.Choice(["table", "json"]), default="table")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Where the runs' folders go; a new folder for temporary files, if not given.",
+)
+@click.option(
+    "-o", "output", type=click.Choice(["table", "json"]), default="table", show_default=True
+)
 @click.option("--job", type=click.Path(path_type=Path), default=EXAMPLE / "local.yaml", hidden=True)
 @click.option("--perturb", is_flag=True, help="Another seed in one of the ways.", hidden=True)
 @click.option("--arbiter", help="Another command for the node's arbiter.", hidden=True)
@@ -324,4 +332,4 @@ def show(console: Console, done: Done) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="hack/demo")

@@ -31,8 +31,14 @@ def main() -> None:
 
 @main.command("local")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="The run's folder; new or empty.")
-@click.option("-o", "output", type=click.Choice(["table", "json"]), default="table")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="The run's folder, new or empty; tandem-JOB-DATE here, if not given.",
+)
+@click.option(
+    "-o", "output", type=click.Choice(["table", "json"]), default="table", show_default=True
+)
 def run_local(file: Path, out: Path | None, output: Output) -> None:
     """Run the job of FILE on simulated devices of this machine, and judge the run."""
     try:
