@@ -56,7 +56,7 @@ from claim_phases.turns_pb2_grpc import TurnsServicer
 from dra_driver.devices import Device
 from dra_driver.journal import Journal
 from dra_driver.peers import Peer
-from dra_driver.processes import Process, RegistryError
+from dra_driver.processes import Process, RegistryError, runs
 
 log = logging.getLogger("tandem.arbiter")
 
@@ -250,7 +250,7 @@ class Arbiter(TurnsServicer):
             for pid, size in holders.items():
                 if pid in owners:
                     tenants[owners[pid]] = tenants.get(owners[pid], 0) + size
-                else:
+                elif runs(pid):  # else it ended meanwhile, and its memory with it
                     foreign += size
             budgets = tuple((tenant, self._roster.budget(tenant, name)) for tenant in tenants)
             usages.append(Usage(name, used, tuple(sorted(tenants.items())), foreign, budgets))

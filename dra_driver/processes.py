@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ class Process:
     def alive(self) -> bool:
         """Whether this very process runs (a zombie does not)."""
         found = _stat(self.pid)
-        return found is not None and found.start_time == self.start_time and found.state not in "ZX"
+        return found is not None and found.start_time == self.start_time and found.runs
 
 
 def process(pid: int) -> Process:
@@ -31,6 +31,12 @@ def process(pid: int) -> Process:
     if found is None:
         raise ProcessLookupError(f"there is no process {pid}")
     return Process(pid, found.start_time)
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended (a zombie has)."""
+    found = _stat(pid)
+    return found is not None and found.runs
 
 
 def watch(process: Process) -> int | None:
@@ -62,15 +68,12 @@ class Registry:
 
     def owners(self, pids: Iterable[int]) -> dict[int, str]:
         """Which tenant each process belongs to; those of no tenant are left out."""
-        tenant_of = {
-            root.pid: tenant
-            for tenant, roots in self._read().items()
-            for root in roots
-            if root.alive
+        roots = {
+            root.pid: (root, tenant) for tenant, roots in self._read().items() for root in roots
         }
         found = {}
         for pid in pids:
-            tenant = _climb(pid, tenant_of)
+            tenant = _climb(pid, roots)
             if tenant is not None:
                 found[pid] = tenant
         return found
@@ -95,18 +98,34 @@ class Registry:
 class _Stat:
     state: str
     parent: int
+    session: int
     start_time: int
 
+    @property
+    def runs(self) -> bool:
+        return self.state not in "ZX"
 
-def _climb(pid: int, tenant_of: dict[int, str]) -> str | None:
+
+def _climb(pid: int, roots: Mapping[int, tuple[Process, str]]) -> str | None:
+    """The tenant of the nearest ancestor that is a root, or is in a root's session.
+
+    Each root leads a session, which an engine's worker does not lose when its parent is killed.
+    """
     seen = set()
-    while pid > 0 and pid not in seen:
-        if pid in tenant_of:
-            return tenant_of[pid]
+    while pid > 0 and pid not in seen and (found := _stat(pid)) is not None:
+        for leader in (pid, found.session):
+            root, tenant = roots.get(leader, (None, None))
+            # A pid is not given away while its session has a process; afterwards it is another's.
+            if root is not None and _is_or_was(root):
+                return tenant
         seen.add(pid)
-        found = _stat(pid)
-        pid = found.parent if found is not None else 0
+        pid = found.parent
     return None
+
+
+def _is_or_was(root: Process) -> bool:
+    found = _stat(root.pid)
+    return found is None or found.start_time == root.start_time
 
 
 def _stat(pid: int) -> _Stat | None:
@@ -116,4 +135,6 @@ def _stat(pid: int) -> _Stat | None:
         return None
     # proc(5): the command's name, in parentheses, may hold spaces, parentheses and any other byte
     after_name = content[content.rindex(b")") + 2 :].split()
-    return _Stat(after_name[0].decode(), int(after_name[1]), int(after_name[19]))
+    return _Stat(
+        after_name[0].decode(), int(after_name[1]), int(after_name[3]), int(after_name[19])
+    )

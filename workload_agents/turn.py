@@ -9,6 +9,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -66,7 +67,7 @@ class Turn:
         if tenant is None or tenant.forked:
             return
         try:
-            tenant.run(tenant.yield_turn())
+            tenant.leave_turn()
         except TurnLost as lost:
             _raise_beside(exc, lost)
         finally:
@@ -93,7 +94,7 @@ class Turn:
         if tenant is None or tenant.forked:
             return
         try:
-            await tenant.awaited(tenant.yield_turn())
+            await tenant.turn_left()
         except TurnLost as lost:
             _raise_beside(exc, lost)
         finally:
@@ -145,7 +146,7 @@ class Yielded:
 
     def __enter__(self) -> None:
         self._begin()
-        self._tenant.run(self._tenant.yield_turn())
+        self._tenant.leave_turn()
 
     def __exit__(
         self,
@@ -159,7 +160,7 @@ class Yielded:
 
     async def __aenter__(self) -> None:
         self._begin()
-        await self._tenant.awaited(self._tenant.yield_turn())
+        await self._tenant.turn_left()
 
     async def __aexit__(
         self,
@@ -251,7 +252,7 @@ class _Tenant:
 
     def wait_for_turn(self, timeout_s: float | None) -> None:
         """Block until granted. An interrupt leaves no request behind."""
-        waiting = self._submit(self._acquire(timeout_s))
+        waiting = self._submit(functools.partial(self._acquire, timeout_s))
         try:
             waiting.result()
         except BaseException:
@@ -260,31 +261,58 @@ class _Tenant:
 
     async def turn_awaited(self, timeout_s: float | None) -> None:
         """`wait_for_turn`, on the user's event loop."""
-        waiting = self._submit(self._acquire(timeout_s))
+        waiting = self._submit(functools.partial(self._acquire, timeout_s))
         try:
             await asyncio.wrap_future(waiting)
         except BaseException:
             self._give_up(waiting)
             raise
 
-    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Block until the session's thread has done it. It is done, interrupt or not."""
-        return self._submit(work).result()
+    def leave_turn(self) -> None:
+        """Block until the turn is free. It becomes free, interrupt or not. Raises TurnLost."""
+        try:
+            self._submit(self._yield_turn).result()
+        except Exception:
+            raise
+        except BaseException:
+            self._submit(self._leave)  # the interrupt may have come before the line above
+            raise
 
-    async def awaited(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """`run`, on the user's event loop."""
-        return await asyncio.shield(asyncio.wrap_future(self._submit(work)))
+    async def turn_left(self) -> None:
+        """`leave_turn`, on the user's event loop."""
+        await asyncio.shield(asyncio.wrap_future(self._submit(self._yield_turn)))
 
-    def _submit(self, work: Coroutine[Any, Any, _T]) -> "concurrent.futures.Future[_T]":
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+    def _submit(
+        self, work: Callable[[], Coroutine[Any, Any, _T]]
+    ) -> "concurrent.futures.Future[_T]":
+        """Have the session's thread do it.
+
+        It gets the function: an interrupt would leave a coroutine behind that nobody awaits.
+        """
+        done: concurrent.futures.Future[_T] = concurrent.futures.Future()
+        self._loop.call_soon_threadsafe(self._start, work, done)
+        return done
 
     def _give_up(self, waiting: "concurrent.futures.Future[None]") -> None:
         waiting.cancel()
-        self._submit(self._leave())  # granted in the same moment: nobody would use it
+        self._submit(self._leave)  # granted in the same moment: nobody would use it
 
     # -- on the session's loop ------------------------------------------------------------------
 
-    async def yield_turn(self) -> None:
+    def _start(
+        self,
+        work: Callable[[], Coroutine[Any, Any, _T]],
+        done: "concurrent.futures.Future[_T]",
+    ) -> None:
+        if not done.cancelled():
+            task = self._loop.create_task(work())
+            task.add_done_callback(lambda task: _hand_over(task, done))
+            done.add_done_callback(lambda done: self._stop(task) if done.cancelled() else None)
+
+    def _stop(self, task: asyncio.Task[_T]) -> None:
+        self._loop.call_soon_threadsafe(task.cancel)
+
+    async def _yield_turn(self) -> None:
         """Free the turn, or learn that it was taken; either way the user's code is out of it."""
         self.memory.in_use(False)
         await self.session.yield_turn()
@@ -317,7 +345,7 @@ class _Tenant:
         if self.forked:
             return
         with contextlib.suppress(TimeoutError):
-            self._submit(self._close()).result(CLOSE_WITHIN_S)
+            self._submit(self._close).result(CLOSE_WITHIN_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_WITHIN_S)
 
@@ -328,6 +356,16 @@ class _Tenant:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def _hand_over(task: asyncio.Task[_T], done: "concurrent.futures.Future[_T]") -> None:
+    if task.cancelled():
+        done.cancel()
+    elif done.set_running_or_notify_cancel():
+        if (error := task.exception()) is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(task.result())
 
 
 class _Held:

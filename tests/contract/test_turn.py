@@ -467,6 +467,32 @@ except KeyboardInterrupt:
         ends(a)
 
 
+def test_an_interrupt_as_the_block_is_left_frees_the_turn_all_the_same(lab: Node) -> None:
+    """It comes before the session's thread has heard that the block is left."""
+    b = lab.tenant("b")
+    a = program(
+        lab,
+        """
+hand_over = asyncio.BaseEventLoop.call_soon_threadsafe
+
+def interrupted(*args, **kwargs):
+    asyncio.BaseEventLoop.call_soon_threadsafe = hand_over
+    raise KeyboardInterrupt
+
+try:
+    with tandem.turn("a"):
+        asyncio.BaseEventLoop.call_soon_threadsafe = interrupted
+except KeyboardInterrupt:
+    tell(interrupted=True)
+hear()
+""",
+    )
+    a.out.wait_for(interrupted=True)
+    assert b.acquire() == 2
+    go(a)
+    ends(a)
+
+
 def test_a_forked_child_takes_no_turns(lab: Node) -> None:
     """pydgraph#75: a fork after an RPC. Nothing hangs, and the parent's session stays its own."""
     a = program(
