@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ["claim_phases", "dra_driver", "tandem", "workload_agents"]
+PACKAGES = ["claim_phases", "dra_driver", "scheduler_extender", "tandem", "workload_agents"]
 
 # All that the wheel without extras brings along; grpcio brings typing-extensions.
 REQUIRED = ["grpcio", "protobuf", "safetensors", "typing-extensions"]

@@ -1,0 +1,142 @@
+"""A real Kubernetes on this machine. Exit status: 0 done, 1 not; `kubectl` and `exec`: theirs."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Final, NoReturn
+
+import click
+from rich.console import Console
+
+from hack.kube import spaces, status
+from hack.kube.cluster import Cluster
+from hack.kube.errors import LocalkubeError
+from hack.kube.layout import NODES_MAX, Layout
+from hack.kube.progress import Progress
+
+_STATE: Final = "/var/lib/tandem-localkube"
+_VERBATIM: Final = {
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+    "help_option_names": [],
+}
+"""For commands whose arguments are another program's."""
+
+
+class _Group(click.Group):
+    """Tells errors in words."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except LocalkubeError as exc:
+            raise click.ClickException(str(exc)) from exc
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.pass_context
+def main(context: click.Context) -> None:
+    """A real Kubernetes on this machine, built from package registries.
+
+    It lives in namespaces of its own; `down` leaves nothing of it. TANDEM_LOCALKUBE names the
+    folder with all of its state (/var/lib/tandem-localkube, if it is not set).
+    """
+    # In order, as for Ctrl-C: what is half up is ended.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    state = Path(os.environ.get("TANDEM_LOCALKUBE") or _STATE).absolute()
+    context.obj = Cluster(Layout(state), Progress())
+
+
+@main.command()
+@click.option(
+    "--nodes", type=click.IntRange(1, NODES_MAX), default=1, show_default=True, help="At least."
+)
+@click.pass_obj
+def up(cluster: Cluster, nodes: int) -> None:
+    """Start the cluster, or what of it does not run; return when it can be used."""
+    cluster.up(nodes)
+    click.echo("the cluster is up; look around with hack/localkube kubectl get pods -A")
+
+
+@main.command()
+@click.pass_obj
+def down(cluster: Cluster) -> None:
+    """End the cluster, and remove all that there is of it."""
+    cluster.down()
+
+
+@main.command("status")
+@click.option(
+    "-o", "output", type=click.Choice(["table", "json"]), default="table", show_default=True
+)
+@click.pass_obj
+def status_command(cluster: Cluster, output: str) -> None:
+    """Say what runs. Exit status 0 if everything does."""
+    found = status.read(cluster.layout)
+    if output == "json":
+        click.echo(json.dumps(found.to_json()))
+    else:
+        Console().print(found.shown())
+    sys.exit(0 if found.up else 1)
+
+
+@main.command(context_settings=_VERBATIM)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+def kubectl(cluster: Cluster, arguments: tuple[str, ...]) -> None:
+    """Run kubectl as the cluster's administrator, here: with the files of this machine."""
+    spaces.join_network(cluster.keeper())
+    _become(cluster, "kubectl", *arguments)
+
+
+@main.command("exec", context_settings=_VERBATIM)
+@click.option("--node", "number", type=int, default=1, show_default=True)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_obj
+def execute(cluster: Cluster, number: int, command: tuple[str, ...]) -> None:
+    """Run COMMAND as a process of a node: its network, processes and files."""
+    _become(cluster, *spaces.entering(cluster.inside(number), command, folder=Path.cwd()))
+
+
+@main.command()
+@click.argument("name")
+@click.pass_obj
+def restart(cluster: Cluster, name: str) -> None:
+    """Restart the components NAME: `kubelet` is every node's, `node2/kubelet` one."""
+    cluster.restart(name)
+
+
+@main.command()
+@click.argument("name")
+@click.pass_obj
+def stop(cluster: Cluster, name: str) -> None:
+    """Stop the components NAME, until `up` or `restart`."""
+    cluster.stop(name)
+
+
+@main.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.pass_obj
+def scheduler(cluster: Cluster, file: Path | None) -> None:
+    """Run kube-scheduler with the KubeSchedulerConfiguration in FILE; without FILE: a plain one."""
+    cluster.schedule_with(file)
+
+
+@main.command()
+@click.pass_obj
+def images(cluster: Cluster) -> None:
+    """Build the images anew, and import those that changed."""
+    for name in cluster.import_images():
+        click.echo(name)
+
+
+def _become(cluster: Cluster, *command: str) -> NoReturn:
+    os.environ["KUBECONFIG"] = str(cluster.layout.kubeconfig("admin"))
+    os.environ["KUBECACHEDIR"] = str(cluster.layout.state / "kubectl")
+    os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
+
+
+if __name__ == "__main__":
+    main()
