@@ -11,8 +11,8 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
@@ -50,6 +50,7 @@ from claim_phases.messages import (
     TenantMessage,
 )
 from claim_phases.node import Membership
+from claim_phases.phases import Phase
 from claim_phases.turns import Turns
 from claim_phases.turns_pb2 import FromTenant
 from claim_phases.turns_pb2_grpc import TurnsServicer
@@ -57,6 +58,7 @@ from dra_driver.devices import Device
 from dra_driver.journal import Journal
 from dra_driver.peers import Peer
 from dra_driver.processes import Process, RegistryError, runs
+from dra_driver.roster import NotAMember, NotNow, Part, Roster
 
 log = logging.getLogger("tandem.arbiter")
 
@@ -64,26 +66,10 @@ HELLO_WITHIN_S = 5.0
 OUTGOING_MAX = 64
 """Messages that may wait for a tenant that does not read; it is cut off then."""
 
+EVENTS_MAX = 64 << 20
+"""Bytes of the file of events after which it is begun anew; one older file is kept."""
+
 SessionContext = grpc.aio.ServicerContext[Any, Any]
-
-
-class Roster(Protocol):
-    """Who may speak: the node's knowledge of its tenants and their processes."""
-
-    def identify(self, peer: Peer) -> Membership | None:
-        """The tenant that this peer belongs to."""
-
-    def owners(self, pids: Iterable[int]) -> dict[int, str]:
-        """The tenant of each process; processes of no tenant are left out."""
-
-    def budget(self, tenant: str, device: str) -> int:
-        """Bytes that the tenant may hold on the device without a turn; 0 on one of others."""
-
-    def tenant_of_caller(self, caller: str) -> str:
-        """The tenant on whose behalf an acquire was made; empty when unknown."""
-
-    def life(self, tenant: str, incarnation: str) -> tuple[int, ...]:
-        """Pidfds of this life's processes, the caller's to close; empty when it is over."""
 
 
 class Peers(Protocol):
@@ -102,6 +88,7 @@ class _Session:
     process: Process
     outgoing: asyncio.Queue[ArbiterMessage | None]
     deaf: asyncio.Future[None]
+    ran: bool = False
 
     def put(self, message: ArbiterMessage | None) -> None:
         """Send; None ends the session after what was sent before."""
@@ -111,8 +98,18 @@ class _Session:
             self.deaf.set_result(None)
 
 
+@dataclass(slots=True)
+class _Life:
+    """One life of a tenant: its parts that run, each watched."""
+
+    incarnation: str
+    parts: dict[Process, Part] = field(default_factory=dict)
+
+
 class Arbiter(TurnsServicer):
     """Carries out the effects of one node's machine of turns.
+
+    `listener` is told what people are told, within the step: it must only take note.
 
     `stopped` is done when it decides no more: after `close`, or with what made it end.
     """
@@ -126,6 +123,7 @@ class Arbiter(TurnsServicer):
         peers: Peers,
         events: Path,
         clock: Callable[[], float],
+        listener: Callable[[Told], None],
     ) -> None:
         self._turns = turns
         self._journal = journal
@@ -134,11 +132,13 @@ class Arbiter(TurnsServicer):
         self._peers = peers
         self._events = events.open("a")
         self._clock = clock
+        self._listener = listener
         self._loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[None] = self._loop.create_future()
         self._sessions: dict[str, _Session] = {}
         self._timers: dict[tuple[TimerKind, str], asyncio.TimerHandle] = {}
-        self._watched: dict[str, tuple[str, int]] = {}
+        self._lives: dict[str, _Life] = {}
+        self._put_off = ""
         self._scans: set[asyncio.Task[None]] = set()
         self._pending: deque[Event] = deque()
         self._told: list[dict[str, Any]] = []
@@ -159,16 +159,21 @@ class Arbiter(TurnsServicer):
         for tenant in list(node.tenants.values()):
             self._watch(tenant.who)
 
+    def look_again(self, devices: Collection[str]) -> None:
+        """Whoever uses these devices may have left: nobody who is on record may stay for ever."""
+        for tenant in list(self._turns.node.tenants.values()):
+            if set(devices) & set(tenant.who.devices):
+                self._watch(tenant.who)
+
     def close(self) -> None:
         """Decide no more. The state stays as it is stored."""
         if not self.stopped.done():
             self.stopped.set_result(None)
         for timer in self._timers.values():
             timer.cancel()
-        for _, pidfd in self._watched.values():
-            self._loop.remove_reader(pidfd)
-            os.close(pidfd)
-        self._watched.clear()
+        for life in self._lives.values():
+            self._unwatch(life)
+        self._lives.clear()
         self._write_told()
         self._events.close()
 
@@ -217,8 +222,18 @@ class Arbiter(TurnsServicer):
                 self._arm(timer, delay_s)
             case Tell(at, what):
                 self._tell(what, at)
+                self._listener(what)
+                if isinstance(what, PhaseChanged) and what.after is Phase.RUNNING:
+                    self._runs(what.tenant)
             case _:
                 assert_never(effect)
+
+    def _runs(self, tenant: str) -> None:
+        """In its first turn a tenant's other parts were started: an engine behind its agent."""
+        session = self._sessions.get(tenant)
+        if session is not None and not session.ran:
+            session.ran = True
+            self._loop.call_soon(self._watch, session.who)
 
     def _arm(self, timer: Timer, delay_s: float) -> None:
         key = (timer.kind, timer.subject)
@@ -265,48 +280,60 @@ class Arbiter(TurnsServicer):
         try:
             async with asyncio.timeout(HELLO_WITHIN_S):
                 hello = await _next(context)
-            session = self._admit(self._peers.peer(context.peer()), hello)
         except TimeoutError:
             await _refuse(context, f"no hello within {HELLO_WITHIN_S:g} s")
             return
-        except (_NotAdmitted, RegistryError, wire.WireError) as exc:
+        except wire.WireError as exc:
+            await _refuse(context, str(exc))
+            return
+        try:
+            session = await self._admit(self._peers.peer(context.peer()), hello)
+        except NotNow as exc:
+            if str(exc) != self._put_off:
+                self._put_off = str(exc)
+                log.warning("a hello is put off: %s", exc)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(exc))
+        except (NotAMember, RegistryError) as exc:
             await _refuse(context, str(exc))
             return
         assert isinstance(hello, Hello)
         self._sessions[session.who.tenant] = session
         caller = self._roster.tenant_of_caller(hello.caller) if hello.caller else ""
-        self.handle(Connected(session.who, hello, caller))
-        self._watch(session.who)
         try:
+            self.handle(Connected(session.who, hello, caller))
+            if not self._is_watched(session):
+                self._watch(session.who)
             await self._converse(session, context)
         finally:
             if self._sessions.get(session.who.tenant) is session:
                 del self._sessions[session.who.tenant]
                 self.handle(Lost(session.who.tenant))
 
-    def _admit(self, peer: Peer | None, hello: TenantMessage | None) -> _Session:
+    async def _admit(self, peer: Peer | None, hello: TenantMessage | None) -> _Session:
         if not isinstance(hello, Hello):
-            raise _NotAdmitted("the first message must be a hello")
+            raise NotAMember("the first message must be a hello")
         if not served(hello.protocol):
-            raise _NotAdmitted(
+            raise NotAMember(
                 f"protocol {hello.protocol[:20]!r} is not served, this node speaks {PROTOCOL} and "
                 f"the minor before: use the Tandem version of the node"
             )
-        who = self._roster.identify(peer) if peer is not None else None
-        if peer is None or who is None:
-            raise _NotAdmitted(
-                f"process {peer.process.pid if peer else '?'} belongs to no tenant of this claim: "
-                f"start it through the claim's pod, or through tandem local"
-            )
+        if peer is None:
+            raise NotAMember("the connection did not come through a claim's socket: use that")
+        who = await self._roster.identify(peer)
         if hello.role != who.role:
-            raise _NotAdmitted(
+            raise NotAMember(
                 f"the hello says role {hello.role[:63]!r}, and this pod's role is {who.role!r}: "
                 f"let both say the same"
             )
         former = self._sessions.get(who.tenant)
         if former is not None:
+            if former.who.incarnation != who.incarnation and former.process.alive:
+                raise NotNow(
+                    f"process {former.process.pid} of an earlier life of {who.tenant} still runs: "
+                    f"this one is served when that has ended"
+                )
             if former.process != peer.process and former.process.alive:
-                raise _NotAdmitted(
+                raise NotAMember(
                     f"process {former.process.pid} has the session of {who.tenant}: one process of "
                     f"a tenant takes its turns"
                 )
@@ -348,32 +375,53 @@ class Arbiter(TurnsServicer):
     # -- processes ------------------------------------------------------------------------------
 
     def _watch(self, who: Membership) -> None:
-        """Learn of the end of this life of the tenant, from one of its processes at a time."""
-        watched = self._watched.get(who.tenant)
-        if watched is not None and watched[0] == who.incarnation:
+        """Learn of the end of each part of this life of the tenant, and so of its own."""
+        tenant = self._turns.node.tenants.get(who.tenant)
+        if self.stopped.done() or tenant is None or tenant.who.incarnation != who.incarnation:
             return
-        if watched is not None:
-            self._loop.remove_reader(watched[1])
-            os.close(watched[1])
-            del self._watched[who.tenant]
+        life = self._lives.get(who.tenant)
+        if life is None or life.incarnation != who.incarnation:
+            self._unwatch(life)
+            life = self._lives[who.tenant] = _Life(who.incarnation)
         try:
-            pidfds = self._roster.life(who.tenant, who.incarnation)
-        except RegistryError as exc:
-            self._end(exc)  # unwatched, a death would go unnoticed
+            parts = self._roster.life(who)
+        except Exception as exc:  # noqa: BLE001 - unwatched, a death would go unnoticed
+            self._end(exc)
             return
-        for surplus in pidfds[1:]:
-            os.close(surplus)
-        if not pidfds:
+        for part in parts:
+            if part.first in life.parts:
+                os.close(part.pidfd)
+            else:
+                life.parts[part.first] = part
+                self._loop.add_reader(part.pidfd, self._ended, who, life, part)
+        if not life.parts:
+            del self._lives[who.tenant]
             self.handle(Gone(who.tenant, who.incarnation))
-            return
-        self._watched[who.tenant] = (who.incarnation, pidfds[0])
-        self._loop.add_reader(pidfds[0], self._ended, who)
 
-    def _ended(self, who: Membership) -> None:
-        _, pidfd = self._watched.pop(who.tenant)
-        self._loop.remove_reader(pidfd)
-        os.close(pidfd)
-        self._watch(who)  # the next of its processes, or the end
+    def _is_watched(self, session: _Session) -> bool:
+        """Whether this process is one of its life's parts already: it said hello before."""
+        life = self._lives.get(session.who.tenant)
+        return (
+            life is not None
+            and life.incarnation == session.who.incarnation
+            and session.process in life.parts
+        )
+
+    def _unwatch(self, life: "_Life | None") -> None:
+        for part in life.parts.values() if life is not None else ():
+            self._loop.remove_reader(part.pidfd)
+            os.close(part.pidfd)
+
+    def _ended(self, who: Membership, life: "_Life", part: Part) -> None:
+        self._loop.remove_reader(part.pidfd)
+        os.close(part.pidfd)
+        del life.parts[part.first]
+        session = self._sessions.get(who.tenant)
+        if part.loss and session is not None:
+            session.put(Refused(0, part.loss))
+            session.put(None)
+        if not life.parts:
+            self._watch(who)  # what began meanwhile, or the end
 
     # -- for people -----------------------------------------------------------------------------
 
@@ -421,14 +469,15 @@ class Arbiter(TurnsServicer):
         if not told or self._events.closed:
             return
         try:
+            if os.fstat(self._events.fileno()).st_size > EVENTS_MAX:
+                path = Path(self._events.name)
+                path.replace(path.with_suffix(".before.jsonl"))
+                self._events.close()
+                self._events = path.open("a")
             self._events.write("".join(json.dumps(record) + "\n" for record in told))
             self._events.flush()
         except OSError as exc:
             log.error("%s cannot be written: %s", self._events.name, exc)
-
-
-class _NotAdmitted(Exception):
-    """No session for this peer, and why."""
 
 
 def served(protocol: str) -> bool:

@@ -1,190 +1,141 @@
-"""The node file: devices, claims and limits of a node whose tenants somebody else starts."""
+"""The opaque configuration of claims and of the DeviceClass: tandem-gpu.io/v1alpha1.
 
-import json
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+A claim says what its tenants need; the class says how much of it a claim may ask for. Only what
+the allocation marks as FromClass is taken for the class's.
+"""
 
-from claim_phases.turns import Limits
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal
 
-_SOCKET_DIR_MAX = 107 - len("/inner/01234567")
-"""Bytes: sockaddr_un holds 108 with the closing zero, and that is the longest name in it."""
+from pydantic import Field, TypeAdapter, ValidationError
+
+from dra_driver.fields import Capacity, Name, Size, Strict, fault
+from dra_driver.names import CONFIG_API, DRIVER
+
+MIB: Final = 1 << 20
 
 
 class ConfigError(Exception):
-    """The node file is not what it should be: every fault, one a line."""
+    """The configuration cannot be used; every fault in one line, each with its path."""
+
+
+class RoleConfig(Strict):
+    """A tenant's footprint on each of its devices: `need` while it runs, `residual` while parked.
+
+    Bytes. Without a `need` the tenant waits until every other one has left the device.
+    """
+
+    need: Capacity | None = None
+    residual: Size
+
+
+class ClaimConfig(Strict):
+    """What a user says of a claim. `weights`: bytes of the tmpfs for published weights."""
+
+    apiVersion: Literal["tandem-gpu.io/v1alpha1"]  # noqa: N815 - Kubernetes' spelling
+    kind: Literal["ClaimConfig"]
+    job: Name
+    weights: Capacity | None = None
+    roles: Annotated[dict[Name, RoleConfig], Field(min_length=1, max_length=16)]
+
+
+class ClassConfig(Strict):
+    """What an admin allows: the most that a claim may ask for, in bytes."""
+
+    apiVersion: Literal["tandem-gpu.io/v1alpha1"]  # noqa: N815
+    kind: Literal["ClassConfig"]
+    weights: Capacity = 1024 * MIB
+    residual: Size = 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class TenantSpec:
-    """A tenant as the claim's configuration describes it. Bytes on each device."""
+class Role:
+    """A role's footprint on each device, in bytes; `need` is None when it was not told."""
 
-    devices: tuple[str, ...]
     need: int | None
     residual: int
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimSpec:
-    """A claim: where its socket is, and who takes turns through it."""
+class Agreement:
+    """What was agreed on for a claim: the user's wishes within the admin's limits.
 
-    socket_dir: Path
-    tenants: dict[str, TenantSpec]
+    `roles` is empty when the claim names none: any role may come then, with `residual`.
+    """
 
+    job: str
+    weights: int
+    residual: int
+    roles: Mapping[str, Role] = field(default_factory=dict)
 
-@dataclass(frozen=True, slots=True)
-class NodeSpec:
-    """All that an arbiter needs to be told. `devices` are the directories of simulated devices."""
-
-    state_dir: Path
-    events: Path
-    processes: Path
-    devices: dict[str, Path]
-    claims: dict[str, ClaimSpec]
-    limits: Limits
+    def role(self, name: str) -> Role | None:
+        """The role's footprint; None when the claim has no such role."""
+        return self.roles.get(name) if self.roles else Role(None, self.residual)
 
 
-def load(path: Path) -> NodeSpec:
-    """Read a node file; ConfigError names every fault."""
+_PARAMETERS: Final = TypeAdapter[ClaimConfig | ClassConfig](
+    Annotated[ClaimConfig | ClassConfig, Field(discriminator="kind")]
+)
+
+
+def agreement(claim: Mapping[str, Any]) -> Agreement:
+    """Read the opaque parameters of an allocated ResourceClaim (a raw dict). Raises ConfigError."""
+    configs = claim["status"]["allocation"]["devices"].get("config", [])
+    of_class, of_claim = ClassConfig(apiVersion=CONFIG_API, kind="ClassConfig"), None
+    faults: list[str] = []
+    for number, config in enumerate(configs):
+        opaque = config.get("opaque")
+        if opaque is None or opaque["driver"] != DRIVER:
+            continue
+        where = f"{config['source']} config {number}"
+        parsed = _parse(opaque.get("parameters"), where, faults)
+        if isinstance(parsed, ClassConfig) and config["source"] == "FromClass":
+            of_class = parsed
+        elif isinstance(parsed, ClaimConfig) and config["source"] == "FromClaim":
+            if of_claim is not None:
+                faults.append(f"{where}: a claim has one ClaimConfig, this is its second")
+            of_claim = parsed
+        elif parsed is not None:
+            faults.append(f"{where}: a {parsed.kind} may not stand there")
+    if of_claim is not None:
+        faults += _beyond(of_claim, of_class)
+    if faults:
+        raise ConfigError("; ".join(faults))
+    if of_claim is None:
+        return Agreement(claim["metadata"]["name"], of_class.weights, of_class.residual)
+    return Agreement(
+        of_claim.job,
+        of_claim.weights or of_class.weights,
+        of_class.residual,
+        {name: Role(role.need, role.residual) for name, role in of_claim.roles.items()},
+    )
+
+
+def _parse(raw: object, where: str, faults: list[str]) -> ClaimConfig | ClassConfig | None:
     try:
-        raw = json.loads(path.read_bytes())
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"{path}: {exc}") from exc
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: must hold an object, got {raw!r}")
-    reader = _Reader()
-    spec = _node(reader, raw)
-    if reader.faults:
-        raise ConfigError("\n".join(f"{path}: {fault}" for fault in reader.faults))
-    return spec
+        return _PARAMETERS.validate_python(raw)
+    except ValidationError as exc:
+        told = (fault(_path(e["loc"]), e["type"], e["msg"]) for e in exc.errors())
+        faults += [f"{where}: {one}" for one in told]
+        return None
 
 
-class _Reader:
-    """Takes values out of parsed JSON. What is wrong is noted, and something harmless returned."""
+def _path(loc: Sequence[int | str]) -> tuple[int | str, ...]:
+    """Without the union's tag, which stands first where the kind was understood."""
+    return tuple(loc[1:] if loc and loc[0] in ("ClaimConfig", "ClassConfig") else loc) or ("kind",)
 
-    def __init__(self) -> None:
-        self.faults: list[str] = []
 
-    def object(
-        self, raw: Any, where: str, keys: set[str], optional: frozenset[str] = frozenset()
-    ) -> dict[str, Any]:
-        """An object with these keys and no others; what is missing, or null, is None."""
-        known = dict(self.entries(raw, where))
-        given = {key for key, value in known.items() if value is not None}
-        inside = f"{where}." if where else ""
-        if isinstance(raw, dict):
-            self.faults += [f"{inside}{k}: is missing" for k in sorted(keys - given - optional)]
-        self.faults += [f"{inside}{key}: is not known" for key in sorted(known.keys() - keys)]
-        return {key: known.get(key) for key in keys}
-
-    def entries(self, raw: Any, where: str) -> Iterator[tuple[str, Any]]:
-        """The entries of an object whose keys are names."""
-        if isinstance(raw, dict):
-            yield from raw.items()
-        elif raw is not None:
-            self.faults.append(f"{where}: must be an object, got {raw!r}")
-
-    def path(self, raw: Any, where: str) -> Path:
-        if isinstance(raw, str) and raw.startswith("/"):
-            return Path(raw)
-        if raw is not None:
-            self.faults.append(f"{where}: must be an absolute path, got {raw!r}")
-        return Path("/")
-
-    def socket_dir(self, raw: Any, where: str) -> Path:
-        path = self.path(raw, where)
-        if len(bytes(path)) > _SOCKET_DIR_MAX:
-            self.faults.append(
-                f"{where}: {len(bytes(path))} bytes are too long for a socket in it, the kernel "
-                f"takes {_SOCKET_DIR_MAX}: choose a shorter one"
+def _beyond(claim: ClaimConfig, limits: ClassConfig) -> list[str]:
+    beyond = []
+    if claim.weights is not None and claim.weights > limits.weights:
+        beyond.append(f"weights: {claim.weights} bytes, the DeviceClass allows {limits.weights}")
+    for name, role in claim.roles.items():
+        where = f"roles.{name}.residual"
+        if role.residual > limits.residual:
+            beyond.append(
+                f"{where}: {role.residual} bytes, the DeviceClass allows {limits.residual}"
             )
-        return path
-
-    def size(self, raw: Any, where: str) -> int:
-        if isinstance(raw, int) and not isinstance(raw, bool) and raw >= 0:
-            return raw
-        if raw is not None:
-            self.faults.append(f"{where}: must be bytes, got {raw!r}")
-        return 0
-
-
-def _node(reader: _Reader, raw: Any) -> NodeSpec:
-    keys = {"state_dir", "events", "processes", "devices", "claims", "limits"}
-    node = reader.object(raw, "", keys)
-    devices = {
-        name: reader.path(
-            reader.object(device, f"devices.{name}", {"simulated"})["simulated"],
-            f"devices.{name}.simulated",
-        )
-        for name, device in reader.entries(node["devices"], "devices")
-    }
-    claims = {
-        name: _claim(reader, claim, f"claims.{name}", devices)
-        for name, claim in reader.entries(node["claims"], "claims")
-    }
-    first_with: dict[str, str] = {}
-    for name, claim in claims.items():
-        for tenant in claim.tenants:
-            if tenant in first_with:
-                reader.faults.append(
-                    f"claims.{name}.tenants.{tenant}: claim {first_with[tenant]} has a tenant of "
-                    f"this name: give each its own"
-                )
-            first_with.setdefault(tenant, name)
-    return NodeSpec(
-        state_dir=reader.socket_dir(node["state_dir"], "state_dir"),
-        events=reader.path(node["events"], "events"),
-        processes=reader.path(node["processes"], "processes"),
-        devices=devices,
-        claims=claims,
-        limits=_limits(reader, node["limits"]),
-    )
-
-
-def _claim(reader: _Reader, raw: Any, where: str, devices: dict[str, Path]) -> ClaimSpec:
-    claim = reader.object(raw, where, {"socket_dir", "tenants"})
-    return ClaimSpec(
-        reader.socket_dir(claim["socket_dir"], f"{where}.socket_dir"),
-        {
-            name: _tenant(reader, tenant, f"{where}.tenants.{name}", devices)
-            for name, tenant in reader.entries(claim["tenants"], f"{where}.tenants")
-        },
-    )
-
-
-def _tenant(reader: _Reader, raw: Any, where: str, devices: dict[str, Path]) -> TenantSpec:
-    keys = {"devices", "need", "residual"}
-    tenant = reader.object(raw, where, keys, optional=frozenset({"need"}))
-    names = tenant["devices"]
-    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
-        if names is not None:
-            reader.faults.append(f"{where}.devices: must name at least one device, got {names!r}")
-        names = []
-    for name in names:
-        if name not in devices:
-            reader.faults.append(f"{where}.devices: there is no device {name}")
-    if len(set(names)) < len(names):
-        reader.faults.append(f"{where}.devices: names a device twice")
-    need = tenant["need"]
-    return TenantSpec(
-        devices=tuple(names),
-        need=None if need is None else reader.size(need, f"{where}.need"),
-        residual=reader.size(tenant["residual"], f"{where}.residual"),
-    )
-
-
-def _limits(reader: _Reader, raw: Any) -> Limits:
-    known = {field.name for field in fields(Limits)}
-    given = {}
-    for key, value in reader.entries(raw, "limits"):
-        if key not in known:
-            reader.faults.append(f"limits.{key}: is not known")
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            reader.faults.append(f"limits.{key}: must be seconds, got {value!r}")
-        elif not 0 < value < math.inf:
-            reader.faults.append(f"limits.{key}: must be > 0, got {value!r}")
-        else:
-            given[key] = float(value)
-    return Limits(**given)
+        if role.need is not None and role.residual >= role.need:
+            beyond.append(f"{where}: must be less than need ({role.need} bytes)")
+    return beyond

@@ -50,12 +50,17 @@ class Relay:
         self._peers: dict[str, Peer] = {}
         self._outer: dict[str, _Outer] = {}
         self._open: Counter[tuple[str, str]] = Counter()
-        self._servers: list[asyncio.Server] = []
+        self._servers: dict[str, asyncio.Server] = {}
         self._run = secrets.token_hex(8)
         self._number = 0
 
     async def serve(self, claim: str, directory: Path) -> None:
-        """Open the claim's socket; a socket that an earlier arbiter left is replaced at once."""
+        """Open the claim's socket, unless it is open.
+
+        A socket that an earlier arbiter left is replaced at once. Raises OSError.
+        """
+        if claim in self._servers:
+            return
         path, fresh = directory / SOCKET, directory / f".{secrets.token_hex(4)}"
         loop = asyncio.get_running_loop()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -63,7 +68,12 @@ class Relay:
         fresh.chmod(0o666)  # membership is decided by who connects, not by who may
         server = await loop.create_unix_server(lambda: _Outer(self, claim), sock=listener)
         fresh.rename(path)
-        self._servers.append(server)
+        self._servers[claim] = server
+
+    def stop(self, claim: str) -> None:
+        """Accept no more through the claim's socket, if it is open; its folder is its owner's."""
+        if (server := self._servers.pop(claim, None)) is not None:
+            server.close()
 
     def peer(self, name: str) -> Peer | None:
         """The peer behind what `context.peer()` says; None when it did not come through here."""
@@ -76,7 +86,7 @@ class Relay:
 
     def close(self) -> None:
         """Stop accepting. The sockets' names stay: a successor may have replaced them already."""
-        for server in self._servers:
+        for server in self._servers.values():
             server.close()
 
     def enter(self, peer: Peer) -> tuple[str, str] | None:

@@ -6,7 +6,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROTOS = ["claim_phases/turns.proto"]
+PROTOS = [
+    "claim_phases/turns.proto",
+    *(f"dra_driver/kubelet_api/{name}.proto" for name in ("dra", "health", "registration")),
+]
 
 
 def generate(into: Path) -> None:

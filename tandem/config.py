@@ -1,26 +1,13 @@
 """The YAML file of a local run, parsed once: strict, and with every fault reported together."""
 
-import re
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
-_UNITS = {
-    None: 1,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-}
+from dra_driver.fields import Capacity, Name, Size, Strict, fault
 
 
 class ConfigError(Exception):
@@ -31,30 +18,10 @@ class ConfigError(Exception):
         self.faults = tuple(faults)
 
 
-def quantity(value: object) -> int:
-    """Bytes of a Kubernetes quantity: `384Mi`, `1.5Gi`, `2G`, `0`. Raises ValueError."""
-    match = _QUANTITY.fullmatch(str(value)) if type(value) in (int, str) else None
-    if match is None:
-        raise ValueError(f"must be a size such as 384Mi, got {value!r}")
-    number, unit = match.groups()
-    size = Decimal(number) * _UNITS[unit]
-    if size != int(size):
-        raise ValueError(f"must be a whole number of bytes, got {value!r}")
-    return int(size)
-
-
-Size = Annotated[int, BeforeValidator(quantity)]
-Capacity = Annotated[int, BeforeValidator(quantity), Field(gt=0)]
 Port = Annotated[int, Field(ge=1, le=65535)]
-# RFC 1123 labels: these names become file names here and object names in a cluster.
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class TenantConfig(_Strict):
+class TenantConfig(Strict):
     """A tenant: `need` and `residual` are bytes on each of its devices."""
 
     engine: Literal["vllm"] | None = None
@@ -68,7 +35,7 @@ class TenantConfig(_Strict):
     restart: Literal["always", "never"]
 
 
-class LocalConfig(_Strict):
+class LocalConfig(Strict):
     """A job on simulated devices: sizes in bytes. `weights` is the size of the claim's tmpfs."""
 
     job: Name
@@ -92,26 +59,11 @@ def load(path: Path) -> LocalConfig:
     try:
         config = LocalConfig.model_validate(raw)
     except ValidationError as exc:
-        faults = [_fault(error["loc"], error["type"], error["msg"]) for error in exc.errors()]
+        faults = [fault(error["loc"], error["type"], error["msg"]) for error in exc.errors()]
         raise ConfigError(path, faults) from exc
     if faults := list(_contradictions(config)):
         raise ConfigError(path, faults)
     return config
-
-
-def _fault(loc: tuple[int | str, ...], kind: str, message: str) -> str:
-    where = ".".join(str(part) for part in loc if part != "[key]")
-    match kind:
-        case "extra_forbidden":
-            return f"{where}: unknown key"
-        case "missing":
-            return f"{where}: is missing"
-        case "string_pattern_mismatch":
-            return f"{where}: must be a name of lower-case letters, digits and inner hyphens"
-        case "string_type":
-            return f"{where}: must be a string (put numbers in quotes)"
-        case _:
-            return f"{where}: {message.removeprefix('Value error, ')}"
 
 
 def _contradictions(config: LocalConfig) -> Iterator[str]:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from workload_agents.activator import Activator, engine_client
 from workload_agents.adapters.vllm import VllmMemory
-from workload_agents.callers import LocalCallers
+from workload_agents.callers import Callers
 from workload_agents.errors import TandemError
 from workload_agents.gate import Gate
 from workload_agents.session import Session
@@ -101,7 +101,7 @@ def _positive(text: str) -> float | None:
 async def serve(given: Settings) -> None:
     """Runs until the engine ends. Raises EngineEnded, or TandemError where it did not start."""
     engine_ended = asyncio.Event()
-    callers = LocalCallers()
+    callers = Callers()
     async with engine_client() as client:
         engine = VllmMemory(
             client,
@@ -122,9 +122,27 @@ async def serve(given: Settings) -> None:
         log.info("session: %s waits for the arbiter at %s", given.role, given.socket)
         async with session, activator.listening(given.host, given.port):
             log.info("activator: %s:%d -> %s", given.host, given.port, given.engine_url)
-            await activator.start()
-            await engine_ended.wait()
-    raise EngineEnded(f"the engine at {given.engine_url} ended, or must be restarted")
+            why = await _end_of_engine(activator, session, engine_ended)
+    raise EngineEnded(why or f"the engine at {given.engine_url} ended, or must be restarted")
+
+
+async def _end_of_engine(
+    activator: Activator, session: Session, engine_ended: asyncio.Event
+) -> str:
+    """Start the engine, and return when it ended: why, if the arbiter told it."""
+    starting = asyncio.create_task(activator.start())
+    refused = asyncio.create_task(session.refused())
+    ended = asyncio.create_task(engine_ended.wait())
+    try:
+        await asyncio.wait({starting, refused, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done() and not refused.done():
+            starting.result()
+            await asyncio.wait({refused, ended}, return_when=asyncio.FIRST_COMPLETED)
+        return refused.result() if refused.done() else ""
+    finally:
+        for task in (starting, refused, ended):
+            task.cancel()
+        await asyncio.gather(starting, refused, ended, return_exceptions=True)
 
 
 async def _until_signal(given: Settings) -> None:

@@ -1,10 +1,11 @@
-"""Which process is at the other end of a TCP connection: who calls, in a local run.
+"""Who is at the other end of a TCP connection: a pod by its address, on this machine a process.
 
 The kernel lists each socket with its addresses and its inode (/proc/net/tcp), and each process'
 descriptors name the inodes of its sockets (/proc/PID/fd): both as documented in proc(5).
 """
 
 import asyncio
+import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -15,14 +16,14 @@ Connection = tuple[str, int, str, int]
 """Address and port of the client's end, then of the server's; IPv4 in dotted form."""
 
 Caller = str | None
-"""`pid:<n>` in a local run, `ip:<address>` in a cluster; None: not known."""
+"""`pid:<n>` for a process of this machine (in a pod: of the pod), `ip:<address>`; None: unknown."""
 
 _PROC: Final = Path("/proc")
 _ESTABLISHED: Final = "01"
 _SOCKET: Final = re.compile(r"socket:\[([0-9]+)\]")
 
 
-class LocalCallers:
+class Callers:
     """Looks callers up. One scan of /proc serves all that wait for it: many requests that come at
     once cost about as much as one.
     """
@@ -32,10 +33,14 @@ class LocalCallers:
         self._turn = asyncio.Lock()
 
     async def caller_of(self, connection: Connection) -> Caller:
-        """The process that holds the client's end; the lowest pid where several share it.
-
-        None where it cannot be told: it is gone, or another user's, or on another machine.
+        """The client's address, or over the loopback the process that holds the client's end: the
+        lowest pid where several share it, None where it is gone or another user's.
         """
+        address = ipaddress.ip_address(connection[0])
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        if not address.is_loopback:
+            return f"ip:{address}"
         if self._next is None:
             self._next = asyncio.create_task(self._scan())
         pid = (await asyncio.shield(self._next)).get(connection)

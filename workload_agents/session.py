@@ -105,7 +105,9 @@ class Session:
         self._welcome: asyncio.Future[None] | None = None
         self._left: asyncio.Future[None] | None = None
         self._shut: str | None = None
+        self._is_shut = asyncio.Event()
         self._heard = False
+        self._put_off: str | None = None
         self._park_tries = 0
 
     @property
@@ -179,6 +181,12 @@ class Session:
             raise
         finally:
             self._waiting = {n: one for n, one in self._waiting.items() if one is not waiting}
+
+    async def refused(self) -> str:
+        """Return why once the arbiter, or a fault, has ended the session for good."""
+        await self._is_shut.wait()
+        assert self._shut is not None
+        return self._shut
 
     def _want(self, waiting: _Waiting) -> None:
         request = time.monotonic_ns()
@@ -256,6 +264,7 @@ class Session:
 
     def _refused_for_good(self, reason: str) -> None:
         self._shut = reason
+        self._is_shut.set()
         self._do([Left()])
         error = TurnRefused(reason)
         for answer in (self._welcome, *(one.answer for one in self._waiting.values())):
@@ -314,9 +323,16 @@ class Session:
                 try:
                     await self._converse(stub)
                 except grpc.aio.AioRpcError as exc:
-                    log.info("the stream ended (%s): connecting again", exc.code().name)
+                    self._tell_end(exc)
                 mute = 0 if self._heard else mute + 1
                 await asyncio.sleep(CONNECT_AGAIN_S[min(mute, len(CONNECT_AGAIN_S) - 1)])
+
+    def _tell_end(self, exc: grpc.aio.AioRpcError) -> None:
+        """The arbiter's own words, why it cannot serve this tenant yet, are for people: once."""
+        level = logging.INFO
+        if exc.code() is grpc.StatusCode.FAILED_PRECONDITION and exc.details() != self._put_off:
+            level, self._put_off = logging.WARNING, exc.details()
+        log.log(level, "connecting again: %s (%s)", exc.details(), exc.code().name)
 
     async def _converse(self, stub: TurnsStub) -> None:
         stream = stub.Session(wait_for_ready=True)

@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from dra_driver import config
+from dra_driver import node_file
 from dra_driver.__main__ import serve
 from dra_driver.journal import Journal
 
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--when", choices=["stored", "answered"], required=True)
     arguments = parser.parse_args()
     journal = crashing(arguments.tenant, arguments.phase, arguments.when)
-    serve(config.load(arguments.node), journal_type=journal)
+    serve(node_file.load(arguments.node), journal_type=journal)
 
 
 if __name__ == "__main__":

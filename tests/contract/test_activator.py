@@ -18,7 +18,7 @@ from multidict import CIMultiDictProxy
 
 from workload_agents.activator import Activator, engine_client
 from workload_agents.adapters.vllm import VllmMemory
-from workload_agents.callers import LocalCallers
+from workload_agents.callers import Callers
 from workload_agents.errors import RestoreFailed, TurnLost, TurnRefused, TurnTimeout
 from workload_agents.gate import Gate
 from workload_agents.weights import publish
@@ -264,7 +264,7 @@ async def stand_on(tmp_path: Path, *, wait_s: float = 60.0) -> AsyncIterator[Sta
         turn.memory = memory
         gate = Gate(turn, memory, wait_s=wait_s)
         turn.on_wanted = gate.consider_yielding
-        activator = Activator(gate, memory, client, url, LocalCallers().caller_of, ended)
+        activator = Activator(gate, memory, client, url, Callers().caller_of, ended)
         async with activator.listening("127.0.0.1", 0) as port:
             yield Stand(
                 engine,

@@ -135,7 +135,7 @@ def test_the_inner_socket_knows_nobody(lab: Node) -> None:
     )
     past_the_relay = lab.registered("a", [*RAW, "hello", str(inner), "a"])
     assert past_the_relay.out.wait_for(heard="Refused")["reason"].startswith(
-        "process ? belongs to no tenant of this claim"
+        "the connection did not come through a claim's socket"
     )
 
 

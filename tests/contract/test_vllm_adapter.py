@@ -477,7 +477,9 @@ class TestOnVllm:
             assert await next_one.logprobs() == fresh
 
 
-async def test_an_engine_that_is_gone_cannot_be_parked(tmp_path: Path) -> None:
+async def test_an_engine_that_is_gone_cannot_be_parked_and_one_never_started_need_not(
+    tmp_path: Path,
+) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
@@ -485,5 +487,7 @@ async def test_an_engine_that_is_gone_cannot_be_parked(tmp_path: Path) -> None:
             memory = VllmMemory(
                 client, url, tmp_path, in_flight=lambda: 0, engine_ended=asyncio.Event()
             )
+            await memory.park()
+            memory.starting.set()
             with pytest.raises(ParkFailed, match="/sleep was not answered: ClientConnectorError"):
                 await memory.park()

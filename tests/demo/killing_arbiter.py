@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dra_driver import config
+from dra_driver import node_file
 from dra_driver.__main__ import serve
 from dra_driver.journal import Journal
 
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--node", type=Path, required=True)
     parser.add_argument("--kill", action="append", required=True)
     arguments = parser.parse_args()
-    spec = config.load(arguments.node)
+    spec = node_file.load(arguments.node)
     kills = [Kill(*kill.split(":")) for kill in arguments.kill]
     # Beside the state: what lies in the state folder is the arbiter's.
     plan = Plan(kills, spec.events.parent, spec.state_dir.with_name("killed"))

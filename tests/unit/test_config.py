@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.config import ConfigError, load, quantity
+from dra_driver.fields import quantity
+from tandem.config import ConfigError, load
 
 Faults = Callable[[str], tuple[str, ...]]
 

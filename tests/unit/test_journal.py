@@ -11,9 +11,9 @@ import pytest
 
 from claim_phases.node import Device, Node
 from dra_driver import journal
-from dra_driver.__main__ import load_node
 from dra_driver.devices import Reading
 from dra_driver.journal import Journal, JournalError, read
+from dra_driver.serving import load_node
 
 BOOT = "a-boot"
 ROOT = Path(__file__).resolve().parents[2]

@@ -99,8 +99,15 @@ class VllmMemory:
         self._one_at_a_time = asyncio.Lock()
 
     async def park(self) -> None:
-        """Put the engine to sleep. Success means that it says so, no more. Raises ParkFailed."""
+        """Put the engine to sleep. Success means that it says so, no more. Raises ParkFailed.
+
+        One that was never started holds nothing: an agent that began anew in front of it may be
+        asked, for what the former one held.
+        """
         async with self._one_at_a_time:
+            never_started = self._engine is _Engine.UNSEEN and not self.starting.is_set()
+            if never_started and not await self._healthy():
+                return
             await self._sleep(
                 parking(
                     in_flight=self._in_flight(),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from claim_phases.turns import Limits
-from dra_driver.config import ClaimSpec, ConfigError, NodeSpec, TenantSpec, load
+from dra_driver.node_file import ClaimSpec, NodeFileError, NodeSpec, TenantSpec, load
 
 GOOD: dict[str, Any] = {
     "state_dir": "/run/tandem/state",
@@ -31,7 +31,7 @@ def faults(tmp_path: Path, raw: Any) -> list[str]:
     """Each fault, without the file's name in front."""
     path = tmp_path / "node.json"
     path.write_text(raw if isinstance(raw, str) else json.dumps(raw))
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(NodeFileError) as raised:
         load(path)
     lines = str(raised.value).splitlines()
     assert all(line.startswith(f"{path}: ") for line in lines)
@@ -115,5 +115,5 @@ def test_a_file_that_is_no_json(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(NodeFileError, match="No such file"):
         load(tmp_path / "node.json")
