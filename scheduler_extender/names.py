@@ -1,0 +1,23 @@
+"""Names that users, manifests and the other components share with the extender: its interface."""
+
+from typing import Final
+
+DOMAIN: Final = "tandem-gpu.io"
+DRIVER: Final = DOMAIN
+DEVICE_CLASS: Final = "tandem-gpu"
+CONFIG_API: Final = f"{DOMAIN}/v1alpha1"
+NAMESPACE: Final = "tandem-system"
+
+ROLE: Final = f"{DOMAIN}/role"
+ENGINE: Final = f"{DOMAIN}/engine"
+PORT: Final = f"{DOMAIN}/port"
+"""Annotations on pods: the role, the engine's kind, the port on which its sidecar serves."""
+
+GATE: Final = f"{DOMAIN}/pair"
+"""The scheduling gate that a pod keeps until all halves of its pair fit one node."""
+
+TURN: Final = f"{DOMAIN}/turn"
+"""The extended resource that makes kube-scheduler ask us: no node has it, and none needs to."""
+
+AGENT: Final = "tandem-agent"
+"""The sidecar's container."""
