@@ -1,6 +1,7 @@
 """A real vLLM and a real trainer take turns on one simulated GPU; or, to compare, do not need to.
 
-Exit status 0 only if every check held; each that did not is one sentence.
+On this machine, or as pods of a Kubernetes that is started on it (hack/cluster_demo.py). Exit
+status 0 only if every check held; each that did not is one sentence.
 """
 
 import hashlib
@@ -14,8 +15,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,20 +25,15 @@ from rich.console import Console
 from rich.table import Table
 
 from claim_phases.phases import Phase
-from tandem import figures, local, results, run_files
+from hack import cluster_demo
+from hack.demo_outcome import Done, judged
+from tandem import figures, local
 from tandem.config import ConfigError, LocalConfig, TenantConfig, load
 from tandem.local import RunError
-from tandem.report import Report
-from tandem.run_files import Run, RunFileError
+from tandem.run_files import Run
 
 EXAMPLE: Final = Path(__file__).resolve().parents[1] / "manifests" / "examples" / "trl-grpo"
 TRAINER: Final = "trainer"
-
-REWARD_MARGIN: Final = 0.4
-"""How much the mean reward of the last five iterations must exceed that of the first five."""
-
-WEIGHTS_TOLERANCE: Final = 1e-4
-"""The largest weights_check: nats a token. Weights one update older were seen to differ by more."""
 
 ROOM: Final = 64 << 20
 """On the device that is big enough for both: bytes beside the sum of their needs."""
@@ -51,42 +47,14 @@ class Way:
     config: LocalConfig
 
 
-@dataclass(frozen=True)
-class Done:
-    """A run, and each check that failed as one sentence. `report`: None if there was no run."""
-
-    way: Way
-    folder: Path
-    run: Run | None
-    report: Report | None
-    failures: tuple[str, ...]
-    signal: int | None
-
-    @property
-    def wall_s(self) -> float:
-        """Seconds from the run's first record to its last; not a number without a report."""
-        return math.nan if self.report is None else self.report.wall_s
-
-    @property
-    def device_s(self) -> float:
-        """Devices x wall time, in seconds."""
-        return len(self.way.config.devices) * self.wall_s
-
-    def to_json(self) -> dict[str, Any]:
-        """The report's figures, the failures and the folder."""
-        told = {} if self.report is None else self.report.to_json()
-        if self.report is not None:
-            told["device_s"] = round(self.device_s, 3)
-        return told | {
-            "sampling_interval_ms": local.SAMPLING_MS,
-            "weights_tolerance": WEIGHTS_TOLERANCE,
-            "failures": list(self.failures),
-            "folder": str(self.folder),
-        }
-
-
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--compare", is_flag=True, help="The same job in two more ways: must learn the same.")
+@click.option(
+    "--cluster",
+    is_flag=True,
+    help="As pods of a Kubernetes on this machine. Needs root, and once five minutes to build.",
+)
+@click.option("--keep", is_flag=True, help="Leave the cluster up.")
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
@@ -106,6 +74,8 @@ class Done:
 @click.option("--arbiter", help="Another command for the node's arbiter.", hidden=True)
 def main(
     compare: bool,
+    cluster: bool,
+    keep: bool,
     steps: int | None,
     seed: int,
     out: Path | None,
@@ -114,26 +84,37 @@ def main(
     perturb: bool,
     arbiter: str | None,
 ) -> None:
-    """Run the example job, watch it, judge it."""
+    """Run the example job, watch it, judge it.
+
+    \b
+    hack/demo                on this machine, in a namespace of its own
+    hack/demo --cluster      the same with claims, driver, extender and pods: installs Tandem from
+                             manifests/overlays/local on the cluster of hack/localkube, then the
+                             example there; takes the cluster down again, if not told to --keep it
+    """
+    if cluster and (compare or perturb or arbiter):
+        raise click.UsageError("--cluster runs the job one way")
+    if keep and not cluster:
+        raise click.UsageError("--keep is for --cluster")
     console = Console(stderr=output == "json")
     try:
-        config = placed(load(job), tiny_model(seed), steps, seed)
         out = out or Path(tempfile.mkdtemp(prefix="tandem-demo-"))
-        done = []
-        command = local.ARBITER if arbiter is None else shlex.split(arbiter)
-        for way in ways(config, seed, compare, perturb):
-            done.append(run(way, out / way.name, job.parent, command))
-            if done[-1].signal is not None or any(different(done)):
-                break  # no further way can make it right
+        if cluster:
+            way, shown = out / cluster_demo.NAME, Console(stderr=True)
+            done = [cluster_demo.run(way, steps, seed, keep, shown)]
+        else:
+            config = placed(load(job), tiny_model(seed), steps, seed)
+            command = local.ARBITER if arbiter is None else shlex.split(arbiter)
+            done = all_ways(ways(config, seed, compare, perturb), out, job.parent, command)
     except (ConfigError, RunError) as exc:
         raise click.ClickException(str(exc)) from exc
     failures = [
-        f"{one.way.name}: {failure}" if compare else failure
-        for one in done
-        for failure in one.failures
+        f"{one.name}: {failure}" if compare else failure for one in done for failure in one.failures
     ]
     for one in done:
-        show(console, one)
+        one.show(console)
+    if cluster:
+        cluster_demo.show(console, done[0], keep)
     if compare:
         failures += different(done)
         console.print("Three ways, devices x wall time (simulated devices, at a CPU's speed)")
@@ -145,7 +126,7 @@ def main(
     if output == "json":
         told = done[0].to_json() | {"failures": failures}
         if compare:
-            told |= {"ways": {one.way.name: one.to_json() for one in done}}
+            told |= {"ways": {one.name: one.to_json() for one in done}}
         click.echo(json.dumps(told))
     ended = [128 + one.signal for one in done if one.signal is not None]
     sys.exit(ended[0] if ended else bool(failures))
@@ -232,40 +213,31 @@ def _with(config: LocalConfig, devices: Mapping[str, int], of: Mapping[str, str]
     return config.model_copy(update={"devices": dict(devices), "tenants": tenants})
 
 
+def all_ways(ways: Iterable[Way], out: Path, folder: Path, arbiter: Sequence[str]) -> list[Done]:
+    """Run the job each way, until one shows that no further one can make it right."""
+    done: list[Done] = []
+    for way in ways:
+        done.append(run(way, out / way.name, folder, arbiter))
+        if done[-1].signal is not None or any(different(done)):
+            break
+    return done
+
+
 def run(way: Way, out: Path, folder: Path, arbiter: Sequence[str]) -> Done:
     """Run the job one way and check it. Raises RunError if it could not be started."""
     devices = ", ".join(f"{name} {figures.mib(size)}" for name, size in way.config.devices.items())
     click.echo(f"{way.name}: {devices} (simulated), folder {out}", err=True)
     console = Console(stderr=True)
     result = local.run(way.config, out, folder=folder, console=console, arbiter=arbiter)
-    try:
-        report = results.evaluate(out)
-        files = run_files.read_run(out)
-    except RunFileError as exc:
-        return Done(way, out, None, None, (*result.failures, str(exc)), result.signal)
-    failures = (*result.failures, *report.violations, *checks(way, files, report))
-    return Done(way, out, files, report, failures, result.signal)
+    done = judged(way.name, way.config.devices, out, result.failures, result.signal)
+    if way.name == "turns" or done.run is None:
+        return done
+    return replace(done, failures=(*done.failures, *needless(done.run)))
 
 
-def checks(way: Way, files: Run, report: Report) -> Iterator[str]:
-    """What must hold beside the verdict."""
-    first, last = report.reward_first, report.reward_last
-    if first is None or last is None:
-        yield "no iteration ended: there is no reward"
-    elif not last - first >= REWARD_MARGIN:
-        yield f"the reward rose by {last - first:.3f}, less than {REWARD_MARGIN}"
-    for one in files.progress:
-        difference = one.weights_check
-        if difference is None or not difference <= WEIGHTS_TOLERANCE:
-            yield (
-                f"in iteration {one.iteration} the engine did not serve the published weights"
-                f" (version {one.weights_version}): its log-probabilities differ from the"
-                f" trainer's by {difference} a token, more than {WEIGHTS_TOLERANCE}"
-            )
-            break
-    if way.name != "turns" and (
-        parked := {change.tenant for change in files.changes if change.after is Phase.RELEASING}
-    ):
+def needless(run: Run) -> Iterator[str]:
+    """Whether somebody parked where there was room for all."""
+    if parked := {change.tenant for change in run.changes if change.after is Phase.RELEASING}:
         yield f"{' and '.join(sorted(parked))} parked although there was room for all"
 
 
@@ -277,14 +249,14 @@ def different(done: Sequence[Done]) -> Iterator[str]:
         told = learned(other)
         if len(told) != len(reference):
             yield (
-                f"{other.way.name}: {len(told)} iterations, {first.way.name}: {len(reference)}:"
+                f"{other.name}: {len(told)} iterations, {first.name}: {len(reference)}:"
                 " they cannot be compared"
             )
         for number in sorted(reference.keys() & told.keys()):
             if told[number] != reference[number]:
                 yield (
-                    f"{other.way.name}: iteration {number} has reward and loss {told[number]},"
-                    f" {first.way.name} has {reference[number]}: they must be equal"
+                    f"{other.name}: iteration {number} has reward and loss {told[number]},"
+                    f" {first.name} has {reference[number]}: they must be equal"
                 )
                 break
 
@@ -301,9 +273,9 @@ def compared(done: Sequence[Done]) -> Table:
     for heading in ("way", "devices", "MiB", "wall s", "device s", "s/iteration"):
         table.add_column(heading, justify="left" if heading == "way" else "right")
     for one in done:
-        devices = one.way.config.devices
+        devices = one.devices
         table.add_row(
-            one.way.name,
+            one.name,
             str(len(devices)),
             f"{sum(devices.values()) >> 20}",
             f"{one.wall_s:.1f}",
@@ -317,18 +289,6 @@ def iteration_s(done: Done) -> float:
     """Mean seconds from one iteration's end to the next one's: without the engine's start."""
     ends = [] if done.run is None else [one.t for one in done.run.progress]
     return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else math.nan
-
-
-def show(console: Console, done: Done) -> None:
-    """The figures and where they lie."""
-    if done.report is not None:
-        done.report.render(console)
-    console.print(
-        f"observer: a sample every {local.SAMPLING_MS} ms; weights check: at most"
-        f" {WEIGHTS_TOLERANCE} nats a token",
-        highlight=False,
-    )
-    console.print(f"{done.folder}: timeline.html, timeline.perfetto.json, report.json, logs")
 
 
 if __name__ == "__main__":

@@ -373,7 +373,7 @@ class _Inside:
                 command,
                 os.environ | claim | device | tenant.env,
                 name,
-                None if tenant.engine else self._progress,
+                None if tenant.engine else self._take,
             )
             children.append(process)
             self._view.say(f"{name}: started, output in {process.log}")
@@ -386,17 +386,8 @@ class _Inside:
                 starting.cancel()
             await self._children.end(children, _GRACE_S)
 
-    def _progress(self, line: bytes) -> None:
-        """A trainer tells its progress as JSON objects with the key "iteration"."""
-        if not line.startswith(b"{"):
-            return
-        try:
-            told = json.loads(line)
-        except ValueError:
-            return
-        if "iteration" in told:
-            with (self._out / run_files.PROGRESS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"t": time.monotonic()} | told) + "\n")
+    def _take(self, printed: bytes) -> None:
+        run_files.take_progress(self._out, printed, time.monotonic())
 
     async def _watch(self) -> None:
         """Show what happens, and end a run that no longer counts."""

@@ -7,16 +7,20 @@ cannot hide itself here. `tandem.verdict` joins its samples with the turns after
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 _START_TIME = 19
 """Index of the start time among the fields that follow the command's name: proc_pid_stat(5)."""
+
+# A folder of a cgroup's path: pod<uid>, or ...-pod<uid, _ for ->.slice where systemd made it.
+_POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?:\.slice)?[/\n]")
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,41 @@ class Device:
         }
 
 
+TenantOf = Callable[[int], str | None]
+"""The tenant of the process with this pid; None for a stranger's, or one that has ended."""
+
+
+class Tenancy(Protocol):
+    """Knows whose a process is."""
+
+    def look(self, processes: Mapping[int, Process]) -> TenantOf:
+        """For one sample, which begins with these processes."""
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Tenants of a local run: the processes that descend from those that the file lists."""
+
+    listed: Path
+
+    def look(self, processes: Mapping[int, Process]) -> TenantOf:
+        """Read the file, and follow each process up to a root."""
+        return _owners(_roots(self.listed), processes).get
+
+
+@dataclass(frozen=True)
+class Pods:
+    """Tenants of a cluster: the processes in cgroups of the pods whose UIDs the file lists."""
+
+    listed: Path
+
+    def look(self, processes: Mapping[int, Process]) -> TenantOf:
+        """Read the file; of the processes only those that are asked about are looked at."""
+        listed = json.loads(self.listed.read_text())
+        tenants = {uid: tenant for tenant, uids in listed.items() for uid in uids}
+        return lambda pid: tenants.get(_pod_uid(_cgroups(pid)))
+
+
 @dataclass
 class Observer:
     """Takes samples. A process stays its tenant's once it was seen holding as the tenant's.
@@ -61,7 +100,7 @@ class Observer:
     """
 
     devices: Sequence[Device]
-    roots: Path
+    tenancy: Tenancy
     _holders: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def sample(self) -> dict[str, object]:
@@ -69,15 +108,17 @@ class Observer:
         t0 = time.monotonic()
         use = {device.name: device.use() for device in self.devices}
         processes = {process.pid: process for process in _processes()}
-        owners = _owners(_roots(self.roots), processes)
+        tenant_of = self.tenancy.look(processes)
         blocks: dict[str, dict[str, set[_Block]]] = {}
         strangers: list[dict[str, object]] = []
         holders: dict[tuple[int, int], str] = {}
         for process in processes.values():
             identity = (process.pid, process.start_time)
             for device, held in _held(process.pid, self.devices):
-                owner = owners.get(process.pid) or self._holders.get(identity)
+                owner = self._holders.get(identity) or tenant_of(process.pid)
                 if owner is None:
+                    if not any(_held(process.pid, [device])):
+                        continue  # it ended since: whose it was cannot be said any more
                     size = sum(block.size for block in held)
                     strangers.append(
                         {
@@ -174,10 +215,25 @@ def _owners(
     return owners
 
 
+def _cgroups(pid: int) -> str:
+    """What proc_pid_cgroup(5) tells; empty when the process has ended."""
+    try:
+        with open(f"/proc/{pid}/cgroup", errors="replace") as file:  # noqa: PTH123
+            return file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _pod_uid(cgroups: str) -> str:
+    """The UID of the pod in whose cgroup, of version 1 or 2, the process is; empty without one."""
+    found = _POD.search(cgroups)
+    return "" if found is None else found[1].replace("_", "-")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Sample until SIGTERM or SIGINT; the last sample is taken after it."""
     parser = argparse.ArgumentParser(prog="python -m tandem.observer", description=__doc__)
-    parser.add_argument("--node", type=Path, required=True, help="the arbiter's node file")
+    parser.add_argument("--node", type=Path, required=True, help="the devices, and whose is what")
     parser.add_argument("--out", type=Path, required=True, help="where to write samples")
     parser.add_argument("--interval-ms", type=int, required=True)
     options = parser.parse_args(arguments)
@@ -185,7 +241,9 @@ def main(arguments: Sequence[str]) -> int:
     devices = [
         Device.of(name, Path(device["simulated"])) for name, device in node["devices"].items()
     ]
-    observer = Observer(devices, Path(node["processes"]))
+    pods = node.get("pods")
+    tenancy = Trees(Path(node["processes"])) if pods is None else Pods(Path(pods))
+    observer = Observer(devices, tenancy)
     interval_s = options.interval_ms / 1000
     end = (signal.SIGTERM, signal.SIGINT)
     # Blocked, and taken by sigtimedwait: it is the timer too.

@@ -4,6 +4,7 @@ Every file is JSON lines, and every `t` is CLOCK_MONOTONIC in seconds, so the fi
 A file may be read while it grows (`Tail`); both ways parse with the same types.
 """
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -221,6 +222,22 @@ def samples(folder: Path) -> Tail[Sample]:
 def progress(folder: Path) -> Tail[Progress]:
     """The trainer's file of the run in `folder`."""
     return Tail(folder / PROGRESS, TypeAdapter(Progress))
+
+
+def take_progress(folder: Path, printed: bytes, t: float) -> None:
+    """Take down a line that the trainer printed at `t`, if it is of an iteration.
+
+    That is a JSON object with the key "iteration"; a trainer prints what else it likes.
+    """
+    if not printed.startswith(b"{"):
+        return
+    try:
+        told = json.loads(printed)
+    except ValueError:
+        return
+    if "iteration" in told:
+        with (folder / PROGRESS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"t": t} | told) + "\n")
 
 
 def read_run(folder: Path) -> Run:

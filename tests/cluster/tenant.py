@@ -1,0 +1,96 @@
+"""A tenant in a pod, with real device memory: takes turns for ever and tells each.
+
+`python3 -m tests.cluster.tenant ROLE MIB` acquires, holds the memory, yields, and again.
+`... ROLE MIB hold` yields only when /tmp/go appears, which it removes.
+`... ROLE 0` has a session and asks for nothing.
+`... - MIB` has none, and holds the memory from when /tmp/go appears until /tmp/stop does.
+"""
+
+import asyncio
+import json
+import mmap
+import os
+import sys
+import time
+from pathlib import Path
+
+from workload_agents.session import Session
+
+WORK_S = 0.05
+LOOK_S = 0.05
+GO, STOP = Path("/tmp/go"), Path("/tmp/stop")  # noqa: S108 - a container's own
+
+
+def device_memory(size: int) -> mmap.mmap:
+    """Memory of the simulated device, as its library takes it. Raises OSError when it is full."""
+    fd = os.open(os.environ["SIMDEVICE_DIR"], os.O_TMPFILE | os.O_RDWR)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        return mmap.mmap(fd, size)
+    finally:
+        os.close(fd)
+
+
+class Memory:
+    """One block."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._block: mmap.mmap | None = None
+
+    async def park(self) -> None:
+        if self._block is not None:
+            self._block.close()
+            self._block = None
+
+    async def restore(self) -> int | None:
+        self._block = device_memory(self._size)
+        return None
+
+
+def tell(**what: object) -> None:
+    """Print a line of JSON."""
+    print(json.dumps(what), flush=True)
+
+
+def work(hold: bool) -> None:
+    """What a turn is used for."""
+    while hold and not GO.exists():
+        time.sleep(LOOK_S)
+    GO.unlink(missing_ok=True)
+    time.sleep(WORK_S)
+
+
+async def take_turns(role: str, size: int, hold: bool) -> None:
+    """Until the session ends."""
+    socket = Path(os.environ["TANDEM_SOCKET_DIR"]) / "turns.sock"
+    async with Session(socket, role, Memory(size)) as session:
+        tell(session=role)
+        while size:
+            tell(epoch=await session.acquire())
+            await asyncio.to_thread(work, hold)
+            await session.yield_turn()
+        tell(refused=await session.refused())
+
+
+def intrude(size: int) -> None:
+    """Use the device without a turn."""
+    tell(intruder="waits")
+    while not GO.exists():
+        time.sleep(LOOK_S)
+    block = device_memory(size)
+    tell(intruder="holds")
+    while not STOP.exists():
+        time.sleep(LOOK_S)
+    block.close()
+    tell(intruder="left")
+    while True:
+        time.sleep(3600)
+
+
+if __name__ == "__main__":
+    role, mib, *hold = sys.argv[1:]
+    if role == "-":
+        intrude(int(mib) << 20)
+    else:
+        asyncio.run(take_turns(role, int(mib) << 20, bool(hold)))

@@ -1,0 +1,93 @@
+"""`hack/demo --cluster` as its user runs it, on a cluster of its own that is gone afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.demo.running import ROOT, demo
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.demo,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(os.geteuid() != 0, reason="hack/localkube needs root"),
+]
+
+INTERRUPTED = 128 + signal.SIGINT
+
+
+@pytest.fixture(name="state")
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the demo's cluster will be."""
+    state = tmp_path / "kube"
+    monkeypatch.setenv("TANDEM_LOCALKUBE", str(state))
+    return state
+
+
+def test_the_job_as_pods(tmp_path: Path, state: Path) -> None:
+    done = demo(tmp_path / "out", "--cluster", timeout_s=1400)
+    told = done.told
+    assert (done.status, told["failures"], told["violations"]) == (0, [], []), done.shown
+    assert told["iterations"] == 30
+    assert told["turns"] >= 2 * told["iterations"]
+    assert told["handover_ms"]["n"] >= 2 * told["iterations"] - 2
+    assert told["device"]["residual"].keys() == told["wait_s"].keys() == {"rollout", "trainer"}
+    folder = Path(told["folder"])
+    assert {"timeline.html", "timeline.perfetto.json"} <= {path.name for path in folder.iterdir()}
+
+    kubernetes = told["kubernetes"]
+    pods = kubernetes["pods"]
+    assert {name: pod["phase"] for name, pod in pods.items()} == {
+        "rollout": "Running",
+        "trainer": "Succeeded",
+    }
+    assert {pod["node"] for pod in pods.values()} == {"node1"}
+    (device,) = kubernetes["claim"]["devices"]
+    assert device["data"]["kind"] == "Turns"
+    reasons = {(event["regarding"], event["reason"]) for event in kubernetes["events"]}
+    assert {
+        ("pod/rollout", "WaitingForPartner"),
+        ("pod/rollout", "Paired"),
+        ("pod/trainer", "Paired"),
+    } <= reasons
+
+    waiting, trainer, rollout = (Path(path).read_text() for path in kubernetes["describes"])
+    assert "WaitingForPartner" in waiting
+    assert "Name:         trainer" not in waiting
+    for text, holder in ((trainer, "default/trainer"), (rollout, "default/rollout")):
+        assert f"Holder:       {holder}\n" in text
+        assert f"{holder} " in done.shown
+
+    logs = {path.name for path in (folder / "logs").iterdir()}
+    assert {"rollout.engine.1.log", "rollout.tandem-agent.1.log", "trainer.trainer.1.log"} <= logs
+    assert not state.exists()
+
+
+def test_an_interrupt_takes_all_of_it_down(tmp_path: Path, state: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, str(ROOT / "hack" / "demo.py"), "--cluster"]
+    process = subprocess.Popen(
+        [*command, "-o", "json", "--out", str(out)],
+        env=os.environ | {"PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    shown = []
+    with process:
+        for line in process.stderr:
+            shown.append(line)
+            if "iteration 1 " in line:
+                process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        told = json.loads(process.stdout.read())
+    assert process.returncode == INTERRUPTED, "".join(shown)
+    assert "ended by SIGINT" in told["failures"]
+    assert told["iterations"] >= 1
+    assert not state.exists()

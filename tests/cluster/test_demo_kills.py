@@ -1,0 +1,65 @@
+"""The job as pods, with each of its parts killed as a turn changes hands: it goes on.
+
+The verdict is the demo's own: its observer reads only the kernel's figures.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.kube import ROOT, UP_S, Kube
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.demo,
+    pytest.mark.timeout(UP_S + 900),
+    pytest.mark.skipif(os.geteuid() != 0, reason="hack/localkube needs root"),
+]
+
+STEPS = 12
+# A line for an iteration is printed as the trainer gives the turn to the engine.
+KILLS = {
+    2: ("exec", "--", "pkill", "-KILL", "-f", "dra_driver --config"),
+    4: ("restart", "kubelet"),
+    6: ("exec", "--", "pkill", "-KILL", "-f", "workload_agents --role"),
+    9: ("exec", "--", "pkill", "-KILL", "-f", "vllm.entrypoints.openai"),
+}
+REWARD = "the reward rose by"
+"""The one check that so few iterations may fail."""
+
+
+def test_the_job_goes_on_while_each_part_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kube = Kube(tmp_path / "kube")
+    monkeypatch.setenv("TANDEM_LOCALKUBE", str(kube.state))
+    command = [sys.executable, str(ROOT / "hack" / "demo.py"), "--cluster", "-o", "json"]
+    command += ["--steps", str(STEPS), "--out", str(tmp_path / "out")]
+    demo = subprocess.Popen(
+        command,
+        env=os.environ | {"PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert demo.stdout is not None
+    assert demo.stderr is not None
+    kills, shown = dict(KILLS), []
+    with demo:
+        for line in demo.stderr:
+            shown.append(line)
+            _, _, iteration = line.partition(" iteration ")
+            if iteration and (kill := kills.pop(int(iteration.split()[0]), None)):
+                kube(*kill)
+        told = json.loads(demo.stdout.read())
+    assert kills == {}, "".join(shown)
+    serious = [one for one in told["failures"] if not one.startswith(REWARD)]
+    assert serious == [], "".join(shown)
+    assert told["iterations"] == STEPS
+    starts = (Path(told["folder"]) / "events.jsonl").read_text().count('"kind": "start"')
+    assert starts == 1, "".join(shown)
+    assert told["kubernetes"]["pods"]["rollout"]["restarts"] >= 2

@@ -1,0 +1,95 @@
+"""Turns between real pods, while what they rest on is killed: no overlap, and they go on."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.kube import UP_S
+from tests.cluster.lab import Namespace, claim
+from tests.cluster.turns import Turns, container, kill, tenant
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(UP_S + 300),
+    pytest.mark.usefixtures("tandem"),
+]
+
+
+@pytest.fixture
+def turns(lab: Namespace) -> Iterator[Turns]:
+    """A rollout and a trainer that take turns; afterwards, no rule may have been broken."""
+    lab.create(claim(need="170Mi"), tenant("rollout"), tenant("trainer"))
+    made = Turns(lab, lab.node_of("trainer"))
+    made.go_on("rollout", "trainer")
+    yield made
+    made.assert_one_at_a_time()
+
+
+def test_the_claim_tells_who_has_the_turn(lab: Namespace, turns: Turns) -> None:
+    found = lab.until(
+        "resourceclaims",
+        lambda one: any(
+            device["data"]["epoch"] > 10 for device in one.get("status", {}).get("devices", [])
+        ),
+    )
+    (device,) = found["status"]["devices"]
+    assert {one["role"] for one in device["data"]["tenants"]} == {"rollout", "trainer"}
+    assert {one["name"] for one in device["data"]["tenants"]} == {
+        f"{lab.name}/rollout",
+        f"{lab.name}/trainer",
+    }
+    turns.go_on("rollout")
+
+
+def test_the_driver_is_killed_again_and_again(lab: Namespace, turns: Turns) -> None:
+    for _ in range(3):
+        kill(lab, "dra_driver --config")
+        turns.go_on("rollout", "trainer")
+
+
+def test_a_tenant_is_killed(lab: Namespace, turns: Turns) -> None:
+    kill(lab, "tests.cluster.tenant trainer")
+    turns.go_on("rollout", "trainer")
+
+
+def test_the_kubelet_is_restarted(lab: Namespace, turns: Turns) -> None:
+    lab.kube("restart", "kubelet")
+    turns.go_on("rollout", "trainer")
+    # It deletes the slices when it starts; a pod that comes now is prepared again.
+    lab.delete("pod", "trainer")
+    lab.create(tenant("trainer"))
+    turns.go_on("trainer")
+
+
+def test_half_a_pair_leaves_and_another_comes(lab: Namespace, turns: Turns) -> None:
+    node = lab.node_of("rollout")
+    lab.delete("pod", "trainer")
+    turns.go_on("rollout")
+    lab.create(tenant("trainer"))
+    assert lab.node_of("trainer") == node
+    turns.go_on("rollout", "trainer")
+
+
+def test_an_intruder_is_named_and_nobody_is_granted_until_it_left(lab: Namespace) -> None:
+    """As an engine that was started again alone, before its agent has a turn for it."""
+    intruder = container("intruder", "-", "64")
+    lab.create(claim(need="170Mi"), tenant("rollout"), tenant("trainer", 0, beside=(intruder,)))
+    turns = Turns(lab, lab.node_of("trainer"))
+    turns.go_on("rollout")
+    lab.hears("trainer", lambda line: "intruder" in line, container="intruder")
+    lab.run("trainer", "intruder", "touch", "/tmp/go")  # noqa: S108
+    note = lab.told("trainer", "Intruder")
+    assert "it holds 64.0 MiB of gpu-0 without a turn, where 8.0 MiB may be" in note
+    lab.run("trainer", "intruder", "touch", "/tmp/stop")  # noqa: S108
+    lab.hears("trainer", lambda line: line.get("intruder") == "left", container="intruder")
+    lab.told("trainer", "Cleared")
+    turns.go_on("rollout")
+    turns.assert_nobody_granted_while_named()
+
+
+def test_a_typo_in_the_configuration_is_told_on_the_pod(lab: Namespace) -> None:
+    """dra-driver-nvidia-gpu#598."""
+    wrong = claim()
+    wrong["spec"]["devices"]["config"][0]["opaque"]["parameters"]["wieghts"] = "1Mi"
+    lab.create(wrong, tenant("rollout"), tenant("trainer"))
+    assert "wieghts: unknown key" in lab.told("rollout", "FailedPrepareDynamicResources")
