@@ -74,10 +74,6 @@ class Claims:
         self._locks: dict[str, asyncio.Lock] = {}
         self._waiting: dict[str, int] = {}
 
-    def get(self, uid: str) -> Prepared | None:
-        """The claim, if it is prepared."""
-        return self._checkpoint.get(uid)
-
     async def resume(self) -> None:
         """Take up what an earlier driver prepared, and sweep away what it did not finish.
 

@@ -72,12 +72,12 @@ class Layout:
         return self.weights(uid) / "published"
 
 
-def node_layout(kubelet: Path = Path("/var/lib/kubelet")) -> Layout:
-    """The layout of a node whose kubelet has this root."""
+def node_layout() -> Layout:
+    """The layout of a node, as the manifests mount it."""
     return Layout(
         run=Path("/run/tandem-gpu.io"),
-        plugin=kubelet / "plugins" / "tandem-gpu.io",
-        registry=kubelet / "plugins_registry",
+        plugin=Path("/var/lib/kubelet/plugins/tandem-gpu.io"),
+        registry=Path("/var/lib/kubelet/plugins_registry"),
         cdi=Path("/var/run/cdi"),
     )
 
