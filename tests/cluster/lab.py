@@ -56,6 +56,10 @@ class Namespace:
         """`kubectl exec`."""
         return self.kubectl("exec", pod, "-c", container, "--", *command)
 
+    def tell(self, pod: str, container: str, pipe: str) -> None:
+        """A line into a pipe of the container; returns when that is open at its other end too."""
+        self.run(pod, container, "sh", "-c", f"echo > /tmp/{pipe}")
+
     def _first(self, following: tuple[str, ...], true: Callable[[Raw], Any]) -> Raw:
         """The first line of JSON that kubectl prints and this is true of; begun anew if it ends."""
         seen: list[str] = []

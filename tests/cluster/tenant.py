@@ -1,15 +1,16 @@
 """A tenant in a pod, with real device memory: takes turns for ever and tells each.
 
 `python3 -m tests.cluster.tenant ROLE MIB` acquires, holds the memory, yields, and again.
-`... ROLE MIB hold` yields only when /tmp/go appears, which it removes.
+`... ROLE MIB hold` yields only when it is told to, by a line into the pipe /tmp/go.
 `... ROLE 0` has a session and asks for nothing.
-`... - MIB` has none, and holds the memory from when /tmp/go appears until /tmp/stop does.
+`... - MIB` has none, and holds the memory from a line into /tmp/go to one into /tmp/stop.
 """
 
 import asyncio
 import json
 import mmap
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,6 @@ from pathlib import Path
 from workload_agents.session import Session
 
 WORK_S = 0.05
-LOOK_S = 0.05
 GO, STOP = Path("/tmp/go"), Path("/tmp/stop")  # noqa: S108 - a container's own
 
 
@@ -55,9 +55,8 @@ def tell(**what: object) -> None:
 
 def work(hold: bool) -> None:
     """What a turn is used for."""
-    while hold and not GO.exists():
-        time.sleep(LOOK_S)
-    GO.unlink(missing_ok=True)
+    if hold:
+        GO.read_text()  # waits for whoever opens its other end
     time.sleep(WORK_S)
 
 
@@ -76,19 +75,18 @@ async def take_turns(role: str, size: int, hold: bool) -> None:
 def intrude(size: int) -> None:
     """Use the device without a turn."""
     tell(intruder="waits")
-    while not GO.exists():
-        time.sleep(LOOK_S)
+    GO.read_text()
     block = device_memory(size)
     tell(intruder="holds")
-    while not STOP.exists():
-        time.sleep(LOOK_S)
+    STOP.read_text()
     block.close()
     tell(intruder="left")
-    while True:
-        time.sleep(3600)
+    signal.pause()
 
 
 if __name__ == "__main__":
+    for pipe in (GO, STOP):
+        os.mkfifo(pipe)
     role, mib, *hold = sys.argv[1:]
     if role == "-":
         intrude(int(mib) << 20)

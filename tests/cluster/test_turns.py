@@ -77,10 +77,10 @@ def test_an_intruder_is_named_and_nobody_is_granted_until_it_left(lab: Namespace
     turns = Turns(lab, lab.node_of("trainer"))
     turns.go_on("rollout")
     lab.hears("trainer", lambda line: "intruder" in line, container="intruder")
-    lab.run("trainer", "intruder", "touch", "/tmp/go")  # noqa: S108
+    lab.tell("trainer", "intruder", "go")
     note = lab.told("trainer", "Intruder")
     assert "it holds 64.0 MiB of gpu-0 without a turn, where 8.0 MiB may be" in note
-    lab.run("trainer", "intruder", "touch", "/tmp/stop")  # noqa: S108
+    lab.tell("trainer", "intruder", "stop")
     lab.hears("trainer", lambda line: line.get("intruder") == "left", container="intruder")
     lab.told("trainer", "Cleared")
     turns.go_on("rollout")
