@@ -52,7 +52,7 @@ class Way:
 @click.option(
     "--cluster",
     is_flag=True,
-    help="As pods of a Kubernetes on this machine. Needs root, and once five minutes to build.",
+    help="As pods of a Kubernetes on this machine. Needs root, and once six minutes to build.",
 )
 @click.option("--keep", is_flag=True, help="Leave the cluster up.")
 @click.option(

@@ -139,4 +139,4 @@ def _become(cluster: Cluster, *command: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="hack/localkube")
