@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 SOCKET_DIR = "TANDEM_SOCKET_DIR"
 SOCKET = "turns.sock"
-CLOSE_WITHIN_S = 1.0
-"""A process that ends waits no longer for its session's farewell: its death says the same."""
+FAREWELL_WITHIN_S = 1.0
+"""Who is interrupted, or ends, waits no longer until the arbiter knows that the turn is free."""
 
 
 class Turn:
@@ -67,7 +67,7 @@ class Turn:
         if tenant is None or tenant.forked:
             return
         try:
-            tenant.leave_turn()
+            tenant.leave_turn(_patience(exc))
         except TurnLost as lost:
             _raise_beside(exc, lost)
         finally:
@@ -94,7 +94,7 @@ class Turn:
         if tenant is None or tenant.forked:
             return
         try:
-            await tenant.turn_left()
+            await tenant.turn_left(_patience(exc))
         except TurnLost as lost:
             _raise_beside(exc, lost)
         finally:
@@ -146,7 +146,7 @@ class Yielded:
 
     def __enter__(self) -> None:
         self._begin()
-        self._tenant.leave_turn()
+        self._tenant.leave_turn(None)
 
     def __exit__(
         self,
@@ -160,7 +160,7 @@ class Yielded:
 
     async def __aenter__(self) -> None:
         self._begin()
-        await self._tenant.turn_left()
+        await self._tenant.turn_left(None)
 
     async def __aexit__(
         self,
@@ -268,19 +268,25 @@ class _Tenant:
             self._give_up(waiting)
             raise
 
-    def leave_turn(self) -> None:
-        """Block until the turn is free. It becomes free, interrupt or not. Raises TurnLost."""
+    def leave_turn(self, within_s: float | None) -> None:
+        """Block until the turn is free, no longer than this: it becomes free, interrupt or not.
+
+        Raises TurnLost.
+        """
         try:
-            self._submit(self._yield_turn).result()
+            with contextlib.suppress(TimeoutError):
+                self._submit(self._yield_turn).result(within_s)
         except Exception:
             raise
         except BaseException:
             self._submit(self._leave)  # the interrupt may have come before the line above
             raise
 
-    async def turn_left(self) -> None:
+    async def turn_left(self, within_s: float | None) -> None:
         """`leave_turn`, on the user's event loop."""
-        await asyncio.shield(asyncio.wrap_future(self._submit(self._yield_turn)))
+        left = asyncio.wrap_future(self._submit(self._yield_turn))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(left), within_s)
 
     def _submit(
         self, work: Callable[[], Coroutine[Any, Any, _T]]
@@ -345,9 +351,9 @@ class _Tenant:
         if self.forked:
             return
         with contextlib.suppress(TimeoutError):
-            self._submit(self._close).result(CLOSE_WITHIN_S)
+            self._submit(self._close).result(FAREWELL_WITHIN_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_WITHIN_S)
+        self._thread.join(FAREWELL_WITHIN_S)
 
     async def _close(self) -> None:
         if self._session is not None:
@@ -457,6 +463,11 @@ def _forget() -> None:
 
 atexit.register(_close)
 os.register_at_fork(after_in_child=_forget)
+
+
+def _patience(exc: BaseException | None) -> float | None:
+    """How long a block that this leaves waits until its turn is free, in seconds."""
+    return None if exc is None or isinstance(exc, Exception) else FAREWELL_WITHIN_S
 
 
 def _raise_beside(exc: BaseException | None, lost: TurnLost) -> None:

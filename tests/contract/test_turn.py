@@ -442,18 +442,32 @@ def test_a_process_ends_at_once_and_quietly(lab: Node, source: str) -> None:
     lab.phase("a", "Gone")
 
 
-def test_a_process_that_is_interrupted_while_the_arbiter_is_away_ends_quietly() -> None:
+@pytest.mark.parametrize("signalled", [signal.SIGINT, None], ids=["as it waits", "inside"])
+def test_an_interrupt_does_not_wait_for_an_arbiter_that_is_away(
+    signalled: signal.Signals | None,
+) -> None:
+    """Whether it comes as the block is left, or leaves the block itself."""
     with node() as lab:
         lab.claim("claim", "a")
         arbiter = lab.arbiter()
         a = program(
             lab,
-            """
+            f"""
+from workload_agents.session import Session
+
+yield_turn = Session.yield_turn
+
+async def told(self):
+    tell(leaves=True)
+    await yield_turn(self)
+
+Session.yield_turn = told
 try:
     with tandem.turn("a"):
         tell(inside=True)
         hear()
-        tell(leaves=True)
+        if {signalled is None}:
+            raise KeyboardInterrupt
 except KeyboardInterrupt:
     tell(interrupted=True)
 """,
@@ -461,8 +475,9 @@ except KeyboardInterrupt:
         a.out.wait_for(inside=True)
         arbiter.kill()
         go(a)
-        a.out.wait_for(leaves=True)  # and waits, since nobody knows yet that the turn is free
-        a.popen.send_signal(signal.SIGINT)
+        a.out.wait_for(leaves=True)
+        if signalled is not None:
+            a.popen.send_signal(signalled)
         a.out.wait_for(interrupted=True)
         ends(a)
 
