@@ -62,6 +62,13 @@ def up(cluster: Cluster, nodes: int) -> None:
 
 @main.command()
 @click.pass_obj
+def build(cluster: Cluster) -> None:
+    """Build what `up` needs and is not there yet; it takes minutes, once."""
+    cluster.build()
+
+
+@main.command()
+@click.pass_obj
 def down(cluster: Cluster) -> None:
     """End the cluster, and remove all that there is of it."""
     cluster.down()

@@ -56,6 +56,10 @@ class Cluster:
                     self._end()
                 raise
 
+    def build(self) -> None:
+        """Build what `up` needs and is not there yet."""
+        builds.programs(self._progress)
+
     def down(self) -> None:
         """End everything, and remove all that there is of it."""
         if not self.layout.marker.exists():

@@ -1,4 +1,4 @@
-"""A cluster for the tests of a module."""
+"""A cluster for all tests, and Tandem in it for those of a module."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ def _root() -> None:
         pytest.skip("hack/localkube needs root")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
     """Two nodes, and nothing in them."""
     made = Kube(tmp_path_factory.mktemp("kube") / "kube")

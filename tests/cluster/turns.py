@@ -62,7 +62,10 @@ class Turns:
                 seen += self._enters(json.loads(line), tenant, phase)
                 if seen == times:
                     return
-        raise AssertionError(f"{tenant} was not {phase} {times} times within {WITHIN_S} s")
+        told = "\n".join(map(json.dumps, self.events()[-40:]))
+        raise AssertionError(
+            f"{tenant} was {phase} {seen} times, not {times}, within {WITHIN_S} s:\n{told}"
+        )
 
     def go_on(self, *tenants: str) -> None:
         """Wait until each of these had a few more turns."""
