@@ -6,6 +6,7 @@ of `phases` has the last word.
 
 from dataclasses import dataclass
 
+from claim_phases import jobs
 from claim_phases.events import (
     Arm,
     Condition,
@@ -38,6 +39,8 @@ class Limits:
     restore_s: float = 600.0  # from the grant to running; an engine starts in it
     blocked_s: float = 10.0  # a waiting tenant is refused when a fault lasts longer
     watch_s: float = 1.0  # between two looks for intruders and strangers
+    gap_s: float = 2.0  # who harvests leaves those alone that want their turn sooner
+    patience_s: float = 600.0  # nobody waits longer for the sake of a policy
 
 
 class Changes:
@@ -52,6 +55,7 @@ class Changes:
     def begin(self, now: float) -> None:
         """A step begins, at CLOCK_MONOTONIC `now`."""
         self.node.seq += 1
+        jobs.count(self.node, now)
         self._now = now
         self.effects = []
 
@@ -78,6 +82,8 @@ class Changes:
         tenant.epoch = self.node.epoch
         tenant.parked = False
         tenant.fault = ""
+        tenant.back_at = 0.0
+        jobs.begins(self.node, tenant)
         self.move(tenant, signal)
         self.send(tenant, Granted(tenant.epoch, tenant.request))
 
@@ -99,6 +105,7 @@ class Changes:
         self.move(tenant, Signal.FREE)
         if tenant.gone:
             del self.node.tenants[tenant.name]
+            jobs.forget(self.node, tenant.job)
         elif tenant.name in self.node.queue:
             self.move(tenant, Signal.ACQUIRE)
 
@@ -129,6 +136,7 @@ class Changes:
     def enqueue(self, tenant: Tenant) -> None:
         """Let the tenant wait; one that has no turn to leave first is Waiting from now on."""
         if tenant.name not in self.node.queue:
+            jobs.asks(self.node, tenant)
             self.node.queue.append(tenant.name)
         if tenant.phase is Phase.PARKED:
             self.move(tenant, Signal.ACQUIRE)

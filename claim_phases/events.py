@@ -16,6 +16,7 @@ class TimerKind(StrEnum):
     REREAD = "reread"  # the device's accounting may lag: look again (1 to 50 ms)
     VERDICT = "verdict"  # a waiting tenant's devices stay occupied: find out by whom
     BLOCKED = "blocked"  # a waiting tenant is blocked by a fault: refuse it
+    LEAVE = "leave"  # a tenant was told that others wait, and has a bound to leave
     WATCH = "watch"  # the node's look for intruders and strangers
 
 

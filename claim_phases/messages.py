@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from claim_phases.phases import Phase
 
-PROTOCOL = "0.1"
+PROTOCOL = "0.2"
 """This protocol's version: major.minor. The arbiter serves this minor and the one before."""
 
 
@@ -45,9 +45,13 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """The turn is free; the tenant stays resident until it is told to release."""
+    """The turn is free; the tenant stays resident until it is told to release.
+
+    `next_s`: in how many seconds it will want a turn again, None: unknown. Since 0.2.
+    """
 
     epoch: int
+    next_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +117,13 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Somebody waits for the turn of this epoch; yield at the next good moment."""
+    """Somebody waits for the turn of this epoch; yield at the next good moment.
+
+    `idle`: that is when there is nothing to do, not in the middle of work. Since 0.2.
+    """
 
     epoch: int
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)

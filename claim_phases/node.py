@@ -4,8 +4,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self, TypeVar
 
 from claim_phases.phases import ASIDE, Phase
+from claim_phases.policies import Objectives, PolicyName
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+READ_VERSIONS = (1, 2)
+"""Version 1 has no times and no objectives: what it lacks is as at the beginning."""
 
 _R = TypeVar("_R")
 
@@ -16,7 +19,8 @@ class Membership:
 
     `incarnation` differs between two lives of one tenant (a pod's UID, a process's start);
     `need` is what the tenant holds on each device while it runs, None when nobody declared it;
-    `residual` is what it may keep on each device while parked. Bytes.
+    `residual` is what it may keep on each device while parked. Bytes. `job` names those with which
+    it shares device time and delay; its own name where nobody said.
     """
 
     tenant: str
@@ -25,6 +29,21 @@ class Membership:
     devices: tuple[str, ...]
     need: int | None
     residual: int
+    job: str = ""
+    objectives: Objectives = Objectives()
+
+
+@dataclass(slots=True)
+class Job:
+    """A job's times on the node, in seconds.
+
+    `share_s` is what its turns count under the policy `fair`, by its weight. `alive_s`: since it
+    first asked; `delayed_s`: of that, while one of its tenants waited and none had a turn.
+    """
+
+    share_s: float = 0.0
+    alive_s: float = 0.0
+    delayed_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -35,7 +54,8 @@ class Tenant:
     session, `asked` that of its newest measurement for a grant, `blocked` the one since which a
     fault keeps it waiting. `attempts` and `overdue` are about the measurements of its present
     phase. `parked`: it gave back its newest turn by its own word. `fault` stays until its memory
-    is measured to be back; `taken` is the newest epoch that was taken from it.
+    is measured to be back; `taken` is the newest epoch that was taken from it. `asked_at`: when it
+    began to wait, CLOCK_MONOTONIC; `back_at`: when it will want a turn again, by its own word.
     """
 
     who: Membership
@@ -51,6 +71,9 @@ class Tenant:
     attempts: int = 0
     overdue: bool = False
     told_wanted: int = 0
+    told_idle: int = 0
+    asked_at: float = 0.0
+    back_at: float = 0.0
     parked: bool = True
     fault: str = ""
     taken: int = 0
@@ -59,6 +82,14 @@ class Tenant:
     @property
     def name(self) -> str:
         return self.who.tenant
+
+    @property
+    def job(self) -> str:
+        return self.who.job or self.who.tenant
+
+    @property
+    def harvests(self) -> bool:
+        return self.who.objectives.policy is PolicyName.HARVEST
 
     @property
     def aside(self) -> bool:
@@ -91,7 +122,10 @@ class Device:
 
 @dataclass(slots=True)
 class Node:
-    """All that must survive the arbiter. `epoch` only grows while `boot_id` stays."""
+    """All that must survive the arbiter. `epoch` only grows while `boot_id` stays.
+
+    `at`: until when the jobs' times are counted, CLOCK_MONOTONIC.
+    """
 
     boot_id: str
     devices: dict[str, Device]
@@ -99,6 +133,8 @@ class Node:
     seq: int = 0
     queue: list[str] = field(default_factory=list)
     tenants: dict[str, Tenant] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    at: float = 0.0
 
     def on(self, device: str) -> list[Tenant]:
         """The tenants of a device."""
@@ -119,17 +155,21 @@ class Node:
             "queue": list(self.queue),
             "devices": {name: _plain(device) for name, device in self.devices.items()},
             "tenants": {
-                name: {**_plain(tenant), "who": _plain(tenant.who)}
+                name: {**_plain(tenant), "who": _who(tenant.who)}
                 for name, tenant in self.tenants.items()
             },
+            "jobs": {name: _plain(job) for name, job in self.jobs.items()},
+            "at": self.at,
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """Read a snapshot; ValueError when it is of another version or not whole."""
         version = data.get("state_version")
-        if version != STATE_VERSION:
+        if version not in READ_VERSIONS:
             raise ValueError(f"state version {version}, this arbiter reads {STATE_VERSION}")
+        if version == 1:
+            data = _of_version_1(data)
         try:
             node = cls(
                 boot_id=data["boot_id"],
@@ -138,6 +178,8 @@ class Node:
                 seq=data["seq"],
                 queue=list(data["queue"]),
                 tenants={name: _tenant(raw) for name, raw in data["tenants"].items()},
+                jobs={name: _record(Job, raw) for name, raw in data["jobs"].items()},
+                at=data["at"],
             )
         except (KeyError, TypeError, AttributeError) as exc:
             raise ValueError(f"not a whole snapshot: {exc}") from exc
@@ -146,8 +188,22 @@ class Node:
         return node
 
 
-def _plain(record: Membership | Tenant | Device) -> dict[str, Any]:
+def _plain(record: Membership | Tenant | Device | Job | Objectives) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__slots__}
+
+
+def _who(who: Membership) -> dict[str, Any]:
+    return {**_plain(who), "objectives": _plain(who.objectives)}
+
+
+def _of_version_1(data: dict[str, Any]) -> dict[str, Any]:
+    tenants = {
+        name: {"told_idle": 0, "asked_at": 0.0, "back_at": 0.0}
+        | raw
+        | {"who": {"job": "", "objectives": _plain(Objectives())} | raw["who"]}
+        for name, raw in data["tenants"].items()
+    }
+    return {"jobs": {}, "at": 0.0} | data | {"tenants": tenants}
 
 
 def _record(kind: type[_R], raw: dict[str, Any]) -> _R:
@@ -159,5 +215,10 @@ def _record(kind: type[_R], raw: dict[str, Any]) -> _R:
 
 def _tenant(raw: dict[str, Any]) -> Tenant:
     who = raw["who"]
-    membership = _record(Membership, {**who, "devices": tuple(who["devices"])})
+    objectives = _record(
+        Objectives, {**who["objectives"], "policy": PolicyName(who["objectives"]["policy"])}
+    )
+    membership = _record(
+        Membership, {**who, "devices": tuple(who["devices"]), "objectives": objectives}
+    )
     return _record(Tenant, {**raw, "who": membership, "phase": Phase(raw["phase"])})

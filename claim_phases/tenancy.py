@@ -102,7 +102,8 @@ class Tenancy:
         self.phase = Phase.PARKED
         self.epoch = 0
         self.request = 0
-        self.wanted = False
+        self.wanted = False  # somebody waits for this turn
+        self.urgent = False  # and not only until there is nothing to do
         self.taken: str | None = None  # why the turn that the user is in was taken
         self.leaving = False  # the turn is yielded, and the arbiter has not said that it knows
         self._hello_left = False  # this stream's hello said so already
@@ -160,11 +161,12 @@ class Tenancy:
                 return self._release(epoch, "it was taken to make room")
             case TurnLost(epoch, reason):
                 return [] if self.aside else self._release(epoch, reason)
-            case Wanted(epoch):
-                if epoch != self.epoch or self.phase not in TURN or self.wanted:
+            case Wanted(epoch, idle):
+                if epoch != self.epoch or self.phase not in TURN:
                     return []
-                self.wanted = True
-                return [WantedByOther()]
+                before = self.wanted, self.urgent
+                self.wanted, self.urgent = True, self.urgent or not idle
+                return [WantedByOther()] if (self.wanted, self.urgent) != before else []
             case Refused(request, reason, holder):
                 return [Shut(reason)] if request == 0 else self._refused(request, reason, holder)
             case Warned(reason):
@@ -185,7 +187,8 @@ class Tenancy:
         if epoch <= self.epoch:  # said twice: it must not begin a turn that is over
             return []
         resident = self.phase is Phase.YIELDED and self._restored
-        self.epoch, self.wanted, self.taken, self._abandoned = epoch, False, None, False
+        self.epoch, self.taken, self._abandoned = epoch, None, False
+        self.wanted = self.urgent = False
         if resident:
             return self._run()
         self.phase = Phase.RESTORING
@@ -221,7 +224,7 @@ class Tenancy:
 
     def _park(self) -> list[Act]:
         self.phase = Phase.RELEASING
-        self.wanted = False
+        self.wanted = self.urgent = False
         return [Say(Quiesced(self.epoch)), Park(self.epoch)]
 
     def _refused(self, request: int, reason: str, holder: str) -> list[Act]:
@@ -251,14 +254,14 @@ class Tenancy:
             self.phase = Phase.PARKED
         return [Say(Cancel(request))] if request else []
 
-    def leave(self) -> list[Act]:
-        """The turn is free: nothing is parked yet."""
+    def leave(self, next_s: float | None = None) -> list[Act]:
+        """The turn is free: nothing is parked yet. `next_s`: when it will be wanted again."""
         if self.phase is not Phase.RUNNING:
             return []
         self.phase = Phase.YIELDED
-        self.wanted = False
+        self.wanted = self.urgent = False
         self.leaving = True
-        return [Say(Yield(self.epoch))]
+        return [Say(Yield(self.epoch, next_s))]
 
     # -- the memory -----------------------------------------------------------------------------
 

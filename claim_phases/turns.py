@@ -8,7 +8,7 @@ last phase change on each device concerned.
 from collections.abc import Mapping
 from typing import assert_never
 
-from claim_phases import verdicts
+from claim_phases import jobs, policies, verdicts
 from claim_phases.changes import Changes, Limits
 from claim_phases.events import (
     ConditionKind,
@@ -44,19 +44,19 @@ from claim_phases.messages import (
 )
 from claim_phases.node import Membership, Node, Tenant
 from claim_phases.phases import ASIDE, HOLDING, TURN, Phase, Signal
-from claim_phases.policies import Policy, fifo
 from claim_phases.verdicts import mib
 
 __all__ = ["Limits", "Turns"]
+
+HINT_MAX_S = 1e6
 
 
 class Turns:
     """One node's arbiter of turns, without IO."""
 
-    def __init__(self, node: Node, limits: Limits, policy: Policy = fifo) -> None:
+    def __init__(self, node: Node, limits: Limits) -> None:
         self.node = node
         self._limits = limits
-        self._policy = policy
         self._do = Changes(node, limits)
         self._judge = Judge(node, self._do)
 
@@ -111,7 +111,8 @@ class Turns:
             self._do.refuse_session(who.tenant, reason)
             return
         tenant.connected = True
-        tenant.asked = tenant.told_wanted = 0  # what was sent or measured meanwhile is lost
+        # What was sent or measured meanwhile is lost.
+        tenant.asked = tenant.told_wanted = tenant.told_idle = 0
         self._do.send(tenant, Welcome(tenant.phase, tenant.epoch))
         self._reconcile(tenant, hello)
         if hello.request == 0 and tenant.name in self.node.queue:
@@ -228,7 +229,9 @@ class Turns:
     ) -> None:
         """A report of the present epoch; where it does not fit the phase it came twice or late."""
         match message, tenant.phase:
-            case Yield(), Phase.RUNNING:
+            case Yield(_, next_s), Phase.RUNNING:
+                hint = next_s is not None and 0.0 <= next_s <= HINT_MAX_S
+                tenant.back_at = self.node.at + (next_s or 0.0) if hint else 0.0
                 self._do.move(tenant, Signal.YIELD)
             case Restored(_, weights), Phase.RESTORING:
                 self._do.move(tenant, Signal.RESTORED, weights)
@@ -292,7 +295,8 @@ class Turns:
     def _schedule(self) -> None:
         """Serve the queue. Who cannot be served keeps its devices from those behind it."""
         reserved: set[str] = set()
-        for name in list(self._policy(tuple(self.node.queue))):
+        waiting = [jobs.claimant(self.node, self.node.tenants[name]) for name in self.node.queue]
+        for name in policies.order(waiting, self._limits.patience_s):
             tenant = self.node.tenants[name]
             self._bound_the_wait(tenant)
             if not reserved & set(tenant.who.devices):
@@ -313,11 +317,13 @@ class Turns:
         others = self.node.beside(tenant)
         holders = [t for t in others if t.phase in HOLDING]
         for holder in holders:
-            self._ask_to_yield(holder)
+            self._ask_to_yield(holder, tenant)
         devices = [self.node.devices[name] for name in tenant.who.devices]
         if holders or any(device.foreign for device in devices):
             return
         residents = [t for t in others if t.phase is Phase.YIELDED]
+        if tenant.harvests and any(self._is_back_soon(resident) for resident in residents):
+            return  # the node looks again at its next watch
         if residents and not verdicts.fit(self.node, tenant, residents):
             self._displace_all(residents)
         elif tenant.phase is Phase.YIELDED:
@@ -327,10 +333,24 @@ class Turns:
         elif tenant.asked < max(device.changed for device in devices):
             self._ask(tenant, attribute=tenant.overdue)
 
-    def _ask_to_yield(self, holder: Tenant) -> None:
-        if holder.phase is Phase.RUNNING and holder.connected and holder.told_wanted < holder.epoch:
+    def _ask_to_yield(self, holder: Tenant, waiting: Tenant) -> None:
+        if holder.phase is not Phase.RUNNING or not holder.connected:
+            return
+        if holder.told_wanted == holder.epoch:
+            return
+        first, second = jobs.claimant(self.node, waiting), jobs.claimant(self.node, holder)
+        if policies.interrupts(first, second, self._limits.patience_s):
             holder.told_wanted = holder.epoch
             self._do.send(holder, Wanted(holder.epoch))
+            if (leave_s := holder.who.objectives.leave_s) is not None:
+                self._do.arm(TimerKind.LEAVE, holder.name, holder.epoch, leave_s)
+        elif holder.told_idle < holder.epoch:
+            holder.told_idle = holder.epoch
+            self._do.send(holder, Wanted(holder.epoch, idle=True))
+
+    def _is_back_soon(self, resident: Tenant) -> bool:
+        """Whether it will want its turn sooner than a harvest is worth its parking."""
+        return 0.0 <= resident.back_at - self.node.at < self._limits.gap_s
 
     def _displace_all(self, residents: list[Tenant]) -> None:
         for resident in residents:
@@ -375,14 +395,18 @@ class Turns:
     # -- timers ---------------------------------------------------------------------------------
 
     def _fired(self, timer: Timer) -> None:
-        if timer.kind is TimerKind.WATCH:
-            if self.node.tenants:
-                self._do.measure(tuple(self.node.devices), attribute=True)
-                self._do.arm(TimerKind.WATCH, "", 0, self._limits.watch_s)
-            return
         tenant = self.node.tenants.get(timer.subject)
-        if tenant is None:
-            return
+        if timer.kind is TimerKind.WATCH:
+            self._watch()
+        elif tenant is not None:
+            self._fired_for(tenant, timer)
+
+    def _watch(self) -> None:
+        if self.node.tenants:
+            self._do.measure(tuple(self.node.devices), attribute=True)
+            self._do.arm(TimerKind.WATCH, "", 0, self._limits.watch_s)
+
+    def _fired_for(self, tenant: Tenant, timer: Timer) -> None:
         match timer.kind:
             case TimerKind.LEASE:
                 if not tenant.connected and tenant.lost == timer.mark:
@@ -397,9 +421,14 @@ class Turns:
                 if tenant.since == timer.mark:
                     tenant.overdue = True
                     self._look_again(tenant)
+            case TimerKind.LEAVE:
+                if tenant.told_wanted == tenant.epoch == timer.mark:
+                    self._overstayed(tenant)
             case TimerKind.BLOCKED:
                 if tenant.blocked == timer.mark:
                     self._refuse_blocked(tenant)
+            case TimerKind.WATCH:
+                pass  # it is the node's
             case _:
                 assert_never(timer.kind)
 
@@ -424,6 +453,17 @@ class Turns:
                 self._do.arm_phase(tenant)  # in case that no answer comes
             case _:
                 pass
+
+    def _overstayed(self, tenant: Tenant) -> None:
+        """The turn is taken, if still somebody waits for it."""
+        if tenant.phase is not Phase.RUNNING:
+            return
+        if not any(other.name in self.node.queue for other in self.node.beside(tenant)):
+            tenant.told_wanted = 0  # whoever comes next asks again
+            return
+        leave_s = tenant.who.objectives.leave_s
+        self._do.take(tenant, Signal.LAPSE, f"others waited, and it did not leave in {leave_s:g} s")
+        self._do.displace(tenant)
 
     def _refuse_blocked(self, tenant: Tenant) -> None:
         tenant.blocked = 0

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63laim_phases/turns.proto\x12\x15tandem.turns.v1alpha1\"\xa9\x03\n\nFromTenant\x12-\n\x05hello\x18\x01 \x01(\x0b\x32\x1c.tandem.turns.v1alpha1.HelloH\x00\x12\x31\n\x07\x61\x63quire\x18\x02 \x01(\x0b\x32\x1e.tandem.turns.v1alpha1.AcquireH\x00\x12/\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1d.tandem.turns.v1alpha1.CancelH\x00\x12-\n\x05yield\x18\x04 \x01(\x0b\x32\x1c.tandem.turns.v1alpha1.YieldH\x00\x12\x33\n\x08quiesced\x18\x05 \x01(\x0b\x32\x1f.tandem.turns.v1alpha1.QuiescedH\x00\x12\x33\n\x08released\x18\x06 \x01(\x0b\x32\x1f.tandem.turns.v1alpha1.ReleasedH\x00\x12\x33\n\x08restored\x18\x07 \x01(\x0b\x32\x1f.tandem.turns.v1alpha1.RestoredH\x00\x12/\n\x06\x66\x61iled\x18\x08 \x01(\x0b\x32\x1d.tandem.turns.v1alpha1.FailedH\x00\x42\t\n\x07message\"\xab\x03\n\x0b\x46romArbiter\x12\x31\n\x07welcome\x18\x01 \x01(\x0b\x32\x1e.tandem.turns.v1alpha1.WelcomeH\x00\x12\x31\n\x07granted\x18\x02 \x01(\x0b\x32\x1e.tandem.turns.v1alpha1.GrantedH\x00\x12\x31\n\x07release\x18\x03 \x01(\x0b\x32\x1e.tandem.turns.v1alpha1.ReleaseH\x00\x12/\n\x06wanted\x18\x04 \x01(\x0b\x32\x1d.tandem.turns.v1alpha1.WantedH\x00\x12\x31\n\x07refused\x18\x05 \x01(\x0b\x32\x1e.tandem.turns.v1alpha1.RefusedH\x00\x12\x34\n\tturn_lost\x18\x06 \x01(\x0b\x32\x1f.tandem.turns.v1alpha1.TurnLostH\x00\x12/\n\x06warned\x18\x07 \x01(\x0b\x32\x1d.tandem.turns.v1alpha1.WarnedH\x00\x12-\n\x05noted\x18\x08 \x01(\x0b\x32\x1c.tandem.turns.v1alpha1.NotedH\x00\x42\t\n\x07message\"f\n\x05Hello\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07request\x18\x04 \x01(\x04\x12\x10\n\x08protocol\x18\x05 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x06 \x01(\t\"*\n\x07\x41\x63quire\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\"\x19\n\x06\x43\x61ncel\x12\x0f\n\x07request\x18\x01 \x01(\x04\"\x16\n\x05Yield\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\x19\n\x08Quiesced\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\x19\n\x08Released\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\";\n\x08Restored\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x07weights\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\n\n\x08_weights\"\'\n\x06\x46\x61iled\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"9\n\x07Welcome\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08protocol\x18\x03 \x01(\t\")\n\x07Granted\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\x04\"\x16\n\x05Noted\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\x18\n\x07Release\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\x17\n\x06Wanted\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\":\n\x07Refused\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06holder\x18\x03 \x01(\t\")\n\x08TurnLost\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x18\n\x06Warned\x12\x0e\n\x06reason\x18\x01 \x01(\t2]\n\x05Turns\x12T\n\x07Session\x12!.tandem.turns.v1alpha1.FromTenant\x1a\".tandem.turns.v1alpha1.FromArbiter(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63laim_phases/turns.proto\x12\x15tandem.turns.v1alpha1\"\xa9\x03\n\nFromTenant\x12-\n\x05hello\x18\x01 \x01(\x0b\x32\x1c.tandem.turns.v1alpha1.HelloH\x00\x12\x31\n\x07\x61\x63quire\x18\x02 \x01(\x0b\x32\x1e.tandem.turns.v1alpha1.AcquireH\x00\x12/\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1d.tandem.turns.v1alpha1.CancelH\x00\x12-\n\x05yield\x18\x04 \x01(\x0b\x32\x1c.tandem.turns.v1alpha1.YieldH\x00\x12\x33\n\x08quiesced\x18\x05 \x01(\x0b\x32\x1f.tandem.turns.v1alpha1.QuiescedH\x00\x12\x33\n\x08released\x18\x06 \x01(\x0b\x32\x1f.tandem.turns.v1alpha1.ReleasedH\x00\x12\x33\n\x08restored\x18\x07 \x01(\x0b\x32\x1f.tandem.turns.v1alpha1.RestoredH\x00\x12/\n\x06\x66\x61iled\x18\x08 \x01(\x0b\x32\x1d.tandem.turns.v1alpha1.FailedH\x00\x42\t\n\x07message\"\xab\x03\n\x0b\x46romArbiter\x12\x31\n\x07welcome\x18\x01 \x01(\x0b\x32\x1e.tandem.turns.v1alpha1.WelcomeH\x00\x12\x31\n\x07granted\x18\x02 \x01(\x0b\x32\x1e.tandem.turns.v1alpha1.GrantedH\x00\x12\x31\n\x07release\x18\x03 \x01(\x0b\x32\x1e.tandem.turns.v1alpha1.ReleaseH\x00\x12/\n\x06wanted\x18\x04 \x01(\x0b\x32\x1d.tandem.turns.v1alpha1.WantedH\x00\x12\x31\n\x07refused\x18\x05 \x01(\x0b\x32\x1e.tandem.turns.v1alpha1.RefusedH\x00\x12\x34\n\tturn_lost\x18\x06 \x01(\x0b\x32\x1f.tandem.turns.v1alpha1.TurnLostH\x00\x12/\n\x06warned\x18\x07 \x01(\x0b\x32\x1d.tandem.turns.v1alpha1.WarnedH\x00\x12-\n\x05noted\x18\x08 \x01(\x0b\x32\x1c.tandem.turns.v1alpha1.NotedH\x00\x42\t\n\x07message\"f\n\x05Hello\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07request\x18\x04 \x01(\x04\x12\x10\n\x08protocol\x18\x05 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x06 \x01(\t\"*\n\x07\x41\x63quire\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\"\x19\n\x06\x43\x61ncel\x12\x0f\n\x07request\x18\x01 \x01(\x04\"6\n\x05Yield\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x13\n\x06next_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_next_s\"\x19\n\x08Quiesced\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\x19\n\x08Released\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\";\n\x08Restored\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x14\n\x07weights\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\n\n\x08_weights\"\'\n\x06\x46\x61iled\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"9\n\x07Welcome\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08protocol\x18\x03 \x01(\t\")\n\x07Granted\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\x04\"\x16\n\x05Noted\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\x18\n\x07Release\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"%\n\x06Wanted\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04idle\x18\x02 \x01(\x08\":\n\x07Refused\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06holder\x18\x03 \x01(\t\")\n\x08TurnLost\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x18\n\x06Warned\x12\x0e\n\x06reason\x18\x01 \x01(\t2]\n\x05Turns\x12T\n\x07Session\x12!.tandem.turns.v1alpha1.FromTenant\x1a\".tandem.turns.v1alpha1.FromArbiter(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,31 +42,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCEL']._serialized_start=1057
   _globals['_CANCEL']._serialized_end=1082
   _globals['_YIELD']._serialized_start=1084
-  _globals['_YIELD']._serialized_end=1106
-  _globals['_QUIESCED']._serialized_start=1108
-  _globals['_QUIESCED']._serialized_end=1133
-  _globals['_RELEASED']._serialized_start=1135
-  _globals['_RELEASED']._serialized_end=1160
-  _globals['_RESTORED']._serialized_start=1162
-  _globals['_RESTORED']._serialized_end=1221
-  _globals['_FAILED']._serialized_start=1223
-  _globals['_FAILED']._serialized_end=1262
-  _globals['_WELCOME']._serialized_start=1264
-  _globals['_WELCOME']._serialized_end=1321
-  _globals['_GRANTED']._serialized_start=1323
-  _globals['_GRANTED']._serialized_end=1364
-  _globals['_NOTED']._serialized_start=1366
-  _globals['_NOTED']._serialized_end=1388
-  _globals['_RELEASE']._serialized_start=1390
-  _globals['_RELEASE']._serialized_end=1414
-  _globals['_WANTED']._serialized_start=1416
-  _globals['_WANTED']._serialized_end=1439
-  _globals['_REFUSED']._serialized_start=1441
-  _globals['_REFUSED']._serialized_end=1499
-  _globals['_TURNLOST']._serialized_start=1501
-  _globals['_TURNLOST']._serialized_end=1542
-  _globals['_WARNED']._serialized_start=1544
-  _globals['_WARNED']._serialized_end=1568
-  _globals['_TURNS']._serialized_start=1570
-  _globals['_TURNS']._serialized_end=1663
+  _globals['_YIELD']._serialized_end=1138
+  _globals['_QUIESCED']._serialized_start=1140
+  _globals['_QUIESCED']._serialized_end=1165
+  _globals['_RELEASED']._serialized_start=1167
+  _globals['_RELEASED']._serialized_end=1192
+  _globals['_RESTORED']._serialized_start=1194
+  _globals['_RESTORED']._serialized_end=1253
+  _globals['_FAILED']._serialized_start=1255
+  _globals['_FAILED']._serialized_end=1294
+  _globals['_WELCOME']._serialized_start=1296
+  _globals['_WELCOME']._serialized_end=1353
+  _globals['_GRANTED']._serialized_start=1355
+  _globals['_GRANTED']._serialized_end=1396
+  _globals['_NOTED']._serialized_start=1398
+  _globals['_NOTED']._serialized_end=1420
+  _globals['_RELEASE']._serialized_start=1422
+  _globals['_RELEASE']._serialized_end=1446
+  _globals['_WANTED']._serialized_start=1448
+  _globals['_WANTED']._serialized_end=1485
+  _globals['_REFUSED']._serialized_start=1487
+  _globals['_REFUSED']._serialized_end=1545
+  _globals['_TURNLOST']._serialized_start=1547
+  _globals['_TURNLOST']._serialized_end=1588
+  _globals['_WARNED']._serialized_start=1590
+  _globals['_WARNED']._serialized_end=1614
+  _globals['_TURNS']._serialized_start=1616
+  _globals['_TURNS']._serialized_end=1709
 # @@protoc_insertion_point(module_scope)

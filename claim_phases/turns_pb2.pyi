@@ -193,17 +193,22 @@ class Yield(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
+    NEXT_S_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
+    next_s: _builtins.float
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
+        next_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_s", b"_next_s", "next_s", b"next_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_s", b"_next_s", "epoch", b"epoch", "next_s", b"next_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__next_s: _TypeAlias = _typing.Literal["next_s"]  # noqa: Y015
+    _WhichOneofArgType__next_s: _TypeAlias = _typing.Literal["_next_s", b"_next_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_s) -> _WhichOneofReturnType__next_s | None: ...
 
 Global___Yield: _TypeAlias = Yield  # noqa: Y015
 
@@ -381,15 +386,18 @@ class Wanted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
+    IDLE_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
+    idle: _builtins.bool
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
+        idle: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "idle", b"idle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,7 +70,7 @@ def _decode(wire: Any, known: dict[str, type[_M]]) -> _M:
                 value = Phase(value)
             except ValueError:
                 raise WireError(f"{name} names the unknown phase {value[:40]!r}") from None
-        elif f.name == "weights" and not inner.HasField("weights"):
+        elif f.name in ("weights", "next_s") and not inner.HasField(f.name):
             value = None
         elif isinstance(value, str):
             value = value[:REASON_MAX]

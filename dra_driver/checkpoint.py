@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from claim_phases.policies import Objectives, PolicyName
 from dra_driver.config import Agreement, Role
 from dra_driver.layout import replace_file
 
@@ -120,5 +121,15 @@ def _prepared(raw: Mapping[str, Any]) -> Prepared:
         raw["namespace"],
         raw["name"],
         tuple(Allocated(**result) for result in raw["results"]),
-        Agreement(agreed["job"], agreed["weights"], agreed["residual"], roles),
+        Agreement(
+            agreed["job"],
+            agreed["weights"],
+            agreed["residual"],
+            roles,
+            _objectives(agreed.get("objectives", {})),  # drivers before 0.2 wrote none
+        ),
     )
+
+
+def _objectives(raw: Mapping[str, Any]) -> Objectives:
+    return Objectives(**{**raw, "policy": PolicyName(raw.get("policy", PolicyName.FIFO))})

@@ -10,10 +10,12 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from claim_phases.policies import Objectives, PolicyName
 from dra_driver.fields import Capacity, Name, Size, Strict, fault
 from dra_driver.names import CONFIG_API, DRIVER
 
 MIB: Final = 1 << 20
+HARVEST_LEAVES_S: Final = 10.0
 
 
 class ConfigError(Exception):
@@ -30,6 +32,33 @@ class RoleConfig(Strict):
     residual: Size
 
 
+Policy = Annotated[PolicyName, Field(strict=False)]
+
+
+class TurnsConfig(Strict):
+    """What a claim says of its turns; `claim_phases.policies.Objectives` says what it means."""
+
+    policy: Policy | None = None
+    weight: Annotated[float, Field(gt=0)] | None = None
+    priority: int | None = None
+    slowdown: Annotated[float, Field(ge=1)] = Objectives().slowdown
+
+
+class ClassTurnsConfig(Strict):
+    """What an admin says of the turns of a class's claims.
+
+    `policy` is that of claims that choose none, `policies` what they may choose instead (`harvest`
+    always), `weight` and `priority` the most that they may ask for. `leaveSeconds`: from being told
+    that others wait until the turn is taken; without it only those that harvest have a bound.
+    """
+
+    policy: Policy = PolicyName.FIFO
+    policies: Sequence[Policy] = ()
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    priority: int = 0
+    leaveSeconds: Annotated[float, Field(gt=0)] | None = None  # noqa: N815
+
+
 class ClaimConfig(Strict):
     """What a user says of a claim. `weights`: bytes of the tmpfs for published weights."""
 
@@ -37,6 +66,7 @@ class ClaimConfig(Strict):
     kind: Literal["ClaimConfig"]
     job: Name
     weights: Capacity | None = None
+    turns: TurnsConfig = TurnsConfig()
     roles: Annotated[dict[Name, RoleConfig], Field(min_length=1, max_length=16)]
 
 
@@ -47,6 +77,7 @@ class ClassConfig(Strict):
     kind: Literal["ClassConfig"]
     weights: Capacity = 1024 * MIB
     residual: Size = 1024 * MIB
+    turns: ClassTurnsConfig = ClassTurnsConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +99,7 @@ class Agreement:
     weights: int
     residual: int
     roles: Mapping[str, Role] = field(default_factory=dict)
+    objectives: Objectives = Objectives()
 
     def role(self, name: str) -> Role | None:
         """The role's footprint; None when the claim has no such role."""
@@ -103,12 +135,28 @@ def agreement(claim: Mapping[str, Any]) -> Agreement:
     if faults:
         raise ConfigError("; ".join(faults))
     if of_claim is None:
-        return Agreement(claim["metadata"]["name"], of_class.weights, of_class.residual)
+        objectives = _objectives(TurnsConfig(), of_class.turns)
+        return Agreement(
+            claim["metadata"]["name"], of_class.weights, of_class.residual, {}, objectives
+        )
     return Agreement(
         of_claim.job,
         of_claim.weights or of_class.weights,
         of_class.residual,
         {name: Role(role.need, role.residual) for name, role in of_claim.roles.items()},
+        _objectives(of_claim.turns, of_class.turns),
+    )
+
+
+def _objectives(claim: TurnsConfig, limits: ClassTurnsConfig) -> Objectives:
+    policy = claim.policy or limits.policy
+    harvests = policy is PolicyName.HARVEST
+    return Objectives(
+        policy,
+        min(1.0, limits.weight) if claim.weight is None else claim.weight,
+        min(0, limits.priority) if claim.priority is None else claim.priority,
+        claim.slowdown,
+        limits.leaveSeconds or (HARVEST_LEAVES_S if harvests else None),
     )
 
 
@@ -127,7 +175,17 @@ def _path(loc: Sequence[int | str]) -> tuple[int | str, ...]:
 
 
 def _beyond(claim: ClaimConfig, limits: ClassConfig) -> list[str]:
+    turns, most = claim.turns, limits.turns
     beyond = []
+    allowed = {most.policy, PolicyName.HARVEST, *most.policies}
+    if turns.policy is not None and turns.policy not in allowed:
+        beyond.append(
+            f"turns.policy: {turns.policy}, the DeviceClass allows {', '.join(sorted(allowed))}"
+        )
+    if turns.weight is not None and turns.weight > most.weight:
+        beyond.append(f"turns.weight: {turns.weight:g}, the DeviceClass allows {most.weight:g}")
+    if turns.priority is not None and turns.priority > most.priority:
+        beyond.append(f"turns.priority: {turns.priority}, the DeviceClass allows {most.priority}")
     if claim.weights is not None and claim.weights > limits.weights:
         beyond.append(f"weights: {claim.weights} bytes, the DeviceClass allows {limits.weights}")
     for name, role in claim.roles.items():

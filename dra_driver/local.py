@@ -34,6 +34,8 @@ class LocalRoster:
             devices=spec.devices,
             need=spec.need,
             residual=spec.residual,
+            job=peer.claim,
+            objectives=spec.objectives,
         )
 
     def counted_as(self, peer: Peer) -> str:

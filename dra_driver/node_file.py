@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from claim_phases.policies import Objectives, PolicyName
 from claim_phases.turns import Limits
 
 _SOCKET_DIR_MAX = 107 - len("/inner/01234567")
@@ -24,6 +25,7 @@ class TenantSpec:
     devices: tuple[str, ...]
     need: int | None
     residual: int
+    objectives: Objectives = Objectives()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +157,8 @@ def _claim(reader: _Reader, raw: Any, where: str, devices: dict[str, Path]) -> C
 
 
 def _tenant(reader: _Reader, raw: Any, where: str, devices: dict[str, Path]) -> TenantSpec:
-    keys = {"devices", "need", "residual"}
-    tenant = reader.object(raw, where, keys, optional=frozenset({"need"}))
+    keys = {"devices", "need", "residual", "turns"}
+    tenant = reader.object(raw, where, keys, optional=frozenset({"need", "turns"}))
     names = tenant["devices"]
     if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
         if names is not None:
@@ -172,7 +174,26 @@ def _tenant(reader: _Reader, raw: Any, where: str, devices: dict[str, Path]) -> 
         devices=tuple(names),
         need=None if need is None else reader.size(need, f"{where}.need"),
         residual=reader.size(tenant["residual"], f"{where}.residual"),
+        objectives=_objectives(reader, tenant["turns"] or {}, f"{where}.turns"),
     )
+
+
+def _objectives(reader: _Reader, raw: Any, where: str) -> Objectives:
+    keys = {field.name for field in fields(Objectives)}
+    given = reader.object(raw, where, keys, optional=frozenset(keys))
+    found = {key: value for key, value in given.items() if value is not None}
+    try:
+        found["policy"] = PolicyName(found.get("policy", PolicyName.FIFO))
+    except ValueError as exc:
+        reader.faults.append(f"{where}.policy: {exc}")
+    for key in found.keys() - {"policy"}:
+        number = found[key]
+        least = -math.inf if key == "priority" else 0
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            reader.faults.append(f"{where}.{key}: must be a number, got {number!r}")
+        elif not least < number < math.inf:
+            reader.faults.append(f"{where}.{key}: must be > 0, got {number!r}")
+    return Objectives(**found)
 
 
 def _limits(reader: _Reader, raw: Any) -> Limits:

@@ -152,6 +152,8 @@ class PodRoster:
             devices=prepared.devices,
             need=agreed.need,
             residual=agreed.residual,
+            job=f"{prepared.namespace}/{prepared.agreement.job}",
+            objectives=prepared.agreement.objectives,
         )
 
     def counted_as(self, peer: Peer) -> str:

@@ -22,6 +22,8 @@ class Turn(Protocol):
     def holds(self) -> bool: ...
     @property
     def wanted(self) -> bool: ...
+    @property
+    def urgent(self) -> bool: ...
     async def acquire(self, *, timeout_s: float | None = None, caller: Caller = None) -> int: ...
     async def yield_turn(self) -> None: ...
 
@@ -48,8 +50,8 @@ class Gate:
 
     A request is in flight from before it is forwarded until its last byte is sent on. The turn is
     yielded only when nothing is in flight and no request that was let in is about to be. While
-    another tenant waits, a request that comes goes with the next turn: steady traffic must not keep
-    the other waiting for ever.
+    another tenant waits that goes first, a request that comes goes with the next turn: steady
+    traffic must not keep the other waiting for ever.
     """
 
     def __init__(self, turn: Turn, engine: Engine, *, wait_s: float) -> None:
@@ -121,7 +123,7 @@ class Gate:
             elif not self._turn.holds:
                 await self._acquired(await caller_of(), deadline)
                 newest = False
-            elif self.in_flight and self._turn.wanted:
+            elif self.in_flight and self._turn.urgent:
                 await self._until_drained()
             elif self.in_flight or newest:
                 return

@@ -117,8 +117,13 @@ class Session:
 
     @property
     def wanted(self) -> bool:
-        """Whether another tenant waits for the turn."""
+        """Whether another tenant waits for the turn: leave it as soon as there is nothing to do."""
         return self._tenancy.wanted
+
+    @property
+    def urgent(self) -> bool:
+        """Whether one waits for whose sake the turn should be left at the next good moment."""
+        return self._tenancy.urgent
 
     @property
     def epoch(self) -> int:
@@ -201,8 +206,10 @@ class Session:
                 f"the turn of epoch {self.epoch} was taken from {self._tenancy.role}: {taken}"
             )
 
-    async def yield_turn(self) -> None:
+    async def yield_turn(self, next_s: float | None = None) -> None:
         """Free the turn; nothing is parked until somebody needs the room. Idempotent.
+
+        `next_s`: in how many seconds this tenant will want it again, None: unknown.
 
         Returns when the arbiter knows: a request to the engine that follows must not find this
         tenant still holding the turn. Without an arbiter that is when there is one again.
@@ -210,7 +217,7 @@ class Session:
         Raises TurnLost as `check` does.
         """
         self.check()
-        self._do(self._tenancy.leave())
+        self._do(self._tenancy.leave(next_s))
         if self._tenancy.leaving and self._shut is None:
             if self._left is None or self._left.done():
                 self._left = asyncio.get_running_loop().create_future()

@@ -106,10 +106,13 @@ class Turn:
         return self._held().session.epoch
 
     def should_yield(self) -> bool:
-        """Whether another tenant waits: yield at the next good moment. Raises TurnLost."""
+        """Whether another tenant that goes first waits: yield at the next good moment.
+
+        Raises TurnLost.
+        """
         session = self._held().session
         session.check()
-        return session.wanted
+        return session.urgent
 
     def hold(self, *things: object) -> None:
         """Name what the turn holds on its devices: it is parked when others need the room.
@@ -118,14 +121,17 @@ class Turn:
         """
         self._held().memory.hold(*things)
 
-    def yielded(self) -> "Yielded":
+    def yielded(self, *, next_s: float | None = None) -> "Yielded":
         """Free the turn inside `with turn.yielded():` (or `async with`).
+
+        `next_s`: the turn will be wanted again in about so many seconds, None: unknown. Tenants
+        that only harvest gaps leave this one's memory alone where the gap is short.
 
         Afterwards it is granted again, state restored; also when the block raises an Exception.
         An interrupt (KeyboardInterrupt, a cancelled task) does not wait for that: it leaves the
         turn's own block without the turn.
         """
-        return Yielded(self._held(), self._timeout_s)
+        return Yielded(self._held(), self._timeout_s, next_s)
 
     def _held(self) -> "_Tenant":
         if self._inside is None:
@@ -140,13 +146,14 @@ class Turn:
 class Yielded:
     """The turn is free inside this block."""
 
-    def __init__(self, tenant: "_Tenant", timeout_s: float | None) -> None:
+    def __init__(self, tenant: "_Tenant", timeout_s: float | None, next_s: float | None) -> None:
         self._tenant = tenant
         self._timeout_s = timeout_s
+        self._next_s = next_s
 
     def __enter__(self) -> None:
         self._begin()
-        self._tenant.leave_turn(None)
+        self._tenant.leave_turn(None, self._next_s)
 
     def __exit__(
         self,
@@ -160,7 +167,7 @@ class Yielded:
 
     async def __aenter__(self) -> None:
         self._begin()
-        await self._tenant.turn_left(None)
+        await self._tenant.turn_left(None, self._next_s)
 
     async def __aexit__(
         self,
@@ -268,23 +275,23 @@ class _Tenant:
             self._give_up(waiting)
             raise
 
-    def leave_turn(self, within_s: float | None) -> None:
+    def leave_turn(self, within_s: float | None, next_s: float | None = None) -> None:
         """Block until the turn is free, no longer than this: it becomes free, interrupt or not.
 
         Raises TurnLost.
         """
         try:
             with contextlib.suppress(TimeoutError):
-                self._submit(self._yield_turn).result(within_s)
+                self._submit(functools.partial(self._yield_turn, next_s)).result(within_s)
         except Exception:
             raise
         except BaseException:
             self._submit(self._leave)  # the interrupt may have come before the line above
             raise
 
-    async def turn_left(self, within_s: float | None) -> None:
+    async def turn_left(self, within_s: float | None, next_s: float | None = None) -> None:
         """`leave_turn`, on the user's event loop."""
-        left = asyncio.wrap_future(self._submit(self._yield_turn))
+        left = asyncio.wrap_future(self._submit(functools.partial(self._yield_turn, next_s)))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(left), within_s)
 
@@ -318,10 +325,10 @@ class _Tenant:
     def _stop(self, task: asyncio.Task[_T]) -> None:
         self._loop.call_soon_threadsafe(task.cancel)
 
-    async def _yield_turn(self) -> None:
+    async def _yield_turn(self, next_s: float | None) -> None:
         """Free the turn, or learn that it was taken; either way the user's code is out of it."""
         self.memory.in_use(False)
-        await self.session.yield_turn()
+        await self.session.yield_turn(next_s)
 
     async def _acquire(self, timeout_s: float | None) -> None:
         try:

@@ -181,11 +181,22 @@ class Node:
         os.set_blocking(reading, True)
         self.events = Lines(os.fdopen(reading))
 
-    def claim(self, name: str, *tenants: str, devices: list[str] | None = None) -> Path:
+    def claim(
+        self,
+        name: str,
+        *tenants: str,
+        devices: list[str] | None = None,
+        turns: dict[str, Any] | None = None,
+    ) -> Path:
         """Add a claim whose tenants all use the same devices; return its socket."""
         directory = self.folder / name
         directory.mkdir()
-        member = {"devices": devices or list(self.devices), "need": None, "residual": 0}
+        member = {
+            "devices": devices or list(self.devices),
+            "need": None,
+            "residual": 0,
+            "turns": turns,
+        }
         self._claims[name] = {
             "socket_dir": str(directory),
             "tenants": dict.fromkeys(tenants, member),

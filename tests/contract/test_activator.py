@@ -139,6 +139,7 @@ class ScriptedTurn:
     may_yield: asyncio.Event = field(default_factory=asyncio.Event)
     holds: bool = False
     wanted: bool = False
+    urgent: bool = False
     epoch: int = 0
     resident: bool = False
     lost: bool = False
@@ -184,13 +185,13 @@ class ScriptedTurn:
         """The other tenant gets the turn: this one parks."""
         assert self.memory is not None
         self.free.clear()
-        self.wanted = False
+        self.wanted = self.urgent = False
         await self.memory.park()
         self.resident = False
         self.parked.set()
 
     def want(self) -> None:
-        self.wanted = True
+        self.wanted = self.urgent = True
         self.on_wanted()
 
 

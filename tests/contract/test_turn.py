@@ -83,6 +83,37 @@ tell(left=True)
     assert lab.turns() == [(1, "a"), (2, "b"), (3, "a")]
 
 
+def test_a_block_is_not_left_for_the_sake_of_a_lower_priority() -> None:
+    with node() as lab:
+        lab.claim("claim", "a", turns={"policy": "priority", "priority": 1})
+        lab.claim("low", "b", turns={"policy": "priority"})
+        lab.arbiter()
+        b = lab.tenant("b", "low")
+        a = program(
+            lab,
+            """
+with tandem.turn("a") as turn:
+    tell(inside=True)
+    hear()
+    tell(wanted=turn.should_yield())
+    with turn.yielded(next_s=0.5):
+        hear()
+    tell(epoch=turn.epoch)
+""",
+        )
+        a.out.wait_for(inside=True)
+        b.say(do="acquire")
+        lab.phase("b", "Waiting")
+        go(a)
+        assert a.out.wait(lambda line: "wanted" in line)["wanted"] is False
+        lab.phase("b", "Running")
+        go(a)
+        b.out.wait_for(wanted=2)
+        b.yield_turn()
+        a.out.wait_for(epoch=3)
+        ends(a)
+
+
 def test_the_same_on_an_event_loop(lab: Node) -> None:
     b = lab.tenant("b")
     a = program(

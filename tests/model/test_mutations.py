@@ -129,8 +129,8 @@ class ForgetsWanted(Mutant):
         if tenant is not None:
             tenant.told_wanted = told
 
-    def _ask_to_yield(self, holder: Tenant) -> None:
-        super()._ask_to_yield(holder)
+    def _ask_to_yield(self, holder: Tenant, waiting: Tenant) -> None:
+        super()._ask_to_yield(holder, waiting)
         holder.told_wanted = holder.epoch
 
 

@@ -260,6 +260,7 @@ def _tenant_key(node: Node, tenant: Tenant, rank: dict[int, int]) -> Key:
         min(tenant.attempts, 2) if tenant.phase is Phase.WAITING else 0,
         tenant.overdue,
         tenant.told_wanted < tenant.epoch,
+        tenant.told_idle < tenant.epoch,
         tenant.parked,
         bool(tenant.fault),
     )
@@ -313,6 +314,7 @@ def _agent_key(agent: Agent, rank: dict[int, int]) -> Key:
         rank[tenancy.epoch],
         tenancy.request,
         tenancy.wanted,
+        tenancy.urgent,
         tenancy.taken is None,
         tenancy.leaving,
         tenancy._welcomed,

@@ -36,7 +36,7 @@ from claim_phases.events import (
     Usage,
 )
 from claim_phases.messages import ArbiterMessage, Granted, Hello, TenantMessage
-from claim_phases.node import Device, Membership, Node, Tenant
+from claim_phases.node import Device, Job, Membership, Node, Tenant
 from claim_phases.phases import ASIDE, Phase
 from claim_phases.tenancy import Act, Answer, Park, Restore, Say, Shut, Tenancy
 from claim_phases.turns import Limits, Turns
@@ -666,6 +666,7 @@ class World:
 
 _TENANT_FIELDS = attrgetter(*(f.name for f in fields(Tenant)))
 _DEVICE_FIELDS = attrgetter(*(f.name for f in fields(Device)))
+_JOB_FIELDS = attrgetter(*(f.name for f in fields(Job)))
 _T = TypeVar("_T")
 
 
@@ -677,6 +678,8 @@ def _copy_node(node: Node) -> Node:
         node.seq,
         list(node.queue),
         {name: Tenant(*_TENANT_FIELDS(tenant)) for name, tenant in node.tenants.items()},
+        {name: Job(*_JOB_FIELDS(job)) for name, job in node.jobs.items()},
+        node.at,
     )
 
 

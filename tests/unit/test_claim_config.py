@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from claim_phases.policies import Objectives, PolicyName
 from dra_driver.config import Agreement, ConfigError, Role, agreement
 
 MIB = 1 << 20
@@ -49,6 +50,43 @@ def test_a_claim_that_says_nothing_takes_what_the_class_allows() -> None:
     agreed = agreement(claim(opaque("FromClass", CLASS)))
     assert agreed == Agreement("grpo-gpu", 1024 * MIB, 64 * MIB)
     assert agreed.role("whatever") == Role(None, 64 * MIB)
+
+
+def turns(of_claim: dict[str, Any], of_class: dict[str, Any]) -> Objectives:
+    configs = (
+        opaque("FromClass", CLASS | {"turns": of_class}),
+        opaque("FromClaim", GOOD | {"turns": of_claim}),
+    )
+    return agreement(claim(*configs)).objectives
+
+
+def test_the_class_chooses_the_policy_and_a_claim_another_where_it_may() -> None:
+    fair = {"policy": "fair", "weight": 2.0, "leaveSeconds": 30.0}
+    assert turns({}, {}) == Objectives()
+    assert turns({}, fair) == Objectives(PolicyName.FAIR, leave_s=30.0)
+    assert turns({"weight": 1.5}, fair).weight == 1.5
+    assert turns({"policy": "harvest"}, {}) == Objectives(PolicyName.HARVEST, leave_s=10.0)
+    allowed = {"policies": ["slowdown"], "priority": -1}
+    chosen = turns({"policy": "slowdown", "slowdown": 1.5}, allowed)
+    assert chosen == Objectives(PolicyName.SLOWDOWN, priority=-1, slowdown=1.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"policy": "fair"}, "turns.policy: fair, the DeviceClass allows fifo, harvest"),
+        ({"policy": "fastest"}, "turns.policy: Input should be 'fifo', "),
+        ({"weight": 1.5}, "turns.weight: 1.5, the DeviceClass allows 1"),
+        ({"weight": 0}, "turns.weight: Input should be greater than 0"),
+        ({"priority": 1}, "turns.priority: 1, the DeviceClass allows 0"),
+        ({"slowdown": 0.9}, "turns.slowdown: "),
+        ({"leaveSeconds": 1}, "turns.leaveSeconds: unknown key"),
+    ],
+)
+def test_a_claims_turns_stay_within_what_the_class_allows(
+    change: dict[str, Any], told: str
+) -> None:
+    assert told in faults(opaque("FromClass", CLASS), opaque("FromClaim", GOOD | {"turns": change}))
 
 
 def test_other_drivers_parameters_are_their_own() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from claim_phases.policies import Objectives, PolicyName
 from claim_phases.turns import Limits
 from dra_driver.node_file import ClaimSpec, NodeFileError, NodeSpec, TenantSpec, load
 
@@ -19,7 +20,12 @@ GOOD: dict[str, Any] = {
             "socket_dir": "/run/tandem/grpo",
             "tenants": {
                 "rollout": {"devices": ["gpu0"], "need": 300, "residual": 24},
-                "trainer": {"devices": ["gpu0"], "need": None, "residual": 8},
+                "trainer": {
+                    "devices": ["gpu0"],
+                    "need": None,
+                    "residual": 8,
+                    "turns": {"policy": "priority", "priority": -2},
+                },
             },
         }
     },
@@ -51,7 +57,9 @@ def test_a_node_file(tmp_path: Path) -> None:
                 Path("/run/tandem/grpo"),
                 {
                     "rollout": TenantSpec(("gpu0",), need=300, residual=24),
-                    "trainer": TenantSpec(("gpu0",), need=None, residual=8),
+                    "trainer": TenantSpec(
+                        ("gpu0",), None, 8, Objectives(PolicyName.PRIORITY, priority=-2)
+                    ),
                 },
             )
         },
@@ -61,15 +69,19 @@ def test_a_node_file(tmp_path: Path) -> None:
 
 def test_every_fault_is_reported_together(tmp_path: Path) -> None:
     tenant = {"devices": ["gpu1"], "need": -1, "residual": "8", "prioritty": 3}
+    turns = {"policy": "first", "weight": 0, "priority": "high", "leave_s": True, "wait": 1}
     raw = {
         "state_dir": "state",
         "devices": {"gpu0": {"simulated": 5, "real": True}},
         "claims": {
-            "grpo": {"socket_dir": f"/{'x' * 92}", "tenants": {"a": tenant, "b": {"devices": []}}},
+            "grpo": {
+                "socket_dir": f"/{'x' * 92}",
+                "tenants": {"a": tenant, "b": {"devices": [], "turns": turns}},
+            },
             "other": {"socket_dir": "/run/o", "tenants": {"a": GOOD["claims"]["grpo"], "c": 7}},
         },
         "processes": "/run/processes",
-        "limits": {"lease_s": -1, "verify_s": "soon", "park_s": True, "patience_s": 3},
+        "limits": {"lease_s": -1, "verify_s": "soon", "park_s": True, "stamina_s": 3},
         "events": None,
     }
     long = f"93 bytes are too long for a socket in it, the kernel takes {92}: choose a shorter one"
@@ -84,6 +96,11 @@ def test_every_fault_is_reported_together(tmp_path: Path) -> None:
         "claims.grpo.tenants.a.need: must be bytes, got -1",
         "claims.grpo.tenants.a.residual: must be bytes, got '8'",
         "claims.grpo.tenants.b.residual: is missing",
+        "claims.grpo.tenants.b.turns.policy: 'first' is not a valid PolicyName",
+        "claims.grpo.tenants.b.turns.weight: must be > 0, got 0",
+        "claims.grpo.tenants.b.turns.priority: must be a number, got 'high'",
+        "claims.grpo.tenants.b.turns.leave_s: must be a number, got True",
+        "claims.grpo.tenants.b.turns.wait: is not known",
         "claims.grpo.tenants.b.devices: must name at least one device, got []",
         "claims.other.tenants.a: claim grpo has a tenant of this name: give each its own",
         "claims.other.tenants.a.devices: is missing",
@@ -94,7 +111,7 @@ def test_every_fault_is_reported_together(tmp_path: Path) -> None:
         "limits.lease_s: must be > 0, got -1",
         "limits.verify_s: must be seconds, got 'soon'",
         "limits.park_s: must be seconds, got True",
-        "limits.patience_s: is not known",
+        "limits.stamina_s: is not known",
     }
 
 
