@@ -13,6 +13,7 @@ from claim_phases.events import (
     ConditionKind,
     Effect,
     Judged,
+    Kill,
     Measure,
     PhaseChanged,
     Send,
@@ -82,6 +83,7 @@ class Changes:
         tenant.epoch = self.node.epoch
         tenant.parked = False
         tenant.fault = ""
+        tenant.faulty = tenant.rung = 0
         tenant.back_at = 0.0
         jobs.begins(self.node, tenant)
         self.move(tenant, signal)
@@ -102,6 +104,7 @@ class Changes:
     def free(self, tenant: Tenant) -> None:
         """The tenant's memory is measured to be back."""
         tenant.fault = ""
+        tenant.faulty = tenant.rung = 0
         self.move(tenant, Signal.FREE)
         if tenant.gone:
             del self.node.tenants[tenant.name]
@@ -127,6 +130,9 @@ class Changes:
         """Something is wrong with a tenant: it counts as holding until its memory is back."""
         tenant.fault = reason
         self.move(tenant, signal)
+        if not tenant.faulty:
+            tenant.faulty = self.node.seq
+            self.arm_ladder(tenant)
         self.tell(
             kind, f"{tenant.name} (epoch {tenant.epoch}): {reason}", tenant.name, device, size
         )
@@ -186,6 +192,16 @@ class Changes:
         }
         if tenant.phase in limits:
             self.arm(TimerKind.PHASE, tenant.name, tenant.since, limits[tenant.phase])
+
+    def arm_ladder(self, tenant: Tenant) -> None:
+        """Have the next step taken when it is due."""
+        if tenant.rung < len(tenant.who.ladder):
+            after_s = tenant.who.ladder[tenant.rung].after_s
+            self.arm(TimerKind.LADDER, tenant.name, tenant.faulty, after_s)
+
+    def kill(self, tenant: Tenant) -> None:
+        """Have the tenant's processes killed."""
+        self.effects.append(Kill(tenant.name, tenant.who.devices))
 
     def arm(self, kind: TimerKind, subject: str, mark: int, delay_s: float) -> None:
         """Run a timer."""

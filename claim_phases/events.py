@@ -16,6 +16,7 @@ class TimerKind(StrEnum):
     REREAD = "reread"  # the device's accounting may lag: look again (1 to 50 ms)
     VERDICT = "verdict"  # a waiting tenant's devices stay occupied: find out by whom
     BLOCKED = "blocked"  # a waiting tenant is blocked by a fault: refuse it
+    LADDER = "ladder"  # a tenant is at fault: the next step is due
     LEAVE = "leave"  # a tenant was told that others wait, and has a bound to leave
     WATCH = "watch"  # the node's look for intruders and strangers
 
@@ -140,6 +141,14 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
+class Kill:
+    """Kill the tenant's processes, and whichever of its own hold memory of these devices."""
+
+    tenant: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseChanged:
     """For people: a tenant went from one phase to another; `after` None: it ended."""
 
@@ -168,6 +177,7 @@ class ConditionKind(StrEnum):
     FAULTED = "Faulted"
     INTRUDER = "Intruder"
     FOREIGN_MEMORY = "ForeignMemory"
+    ESCALATED = "Escalated"
     SESSION_LOST = "SessionLost"
     REFUSED = "Refused"
     RESTORE_FAILED = "RestoreFailed"
@@ -196,4 +206,4 @@ class Tell:
     what: Told
 
 
-Effect = Send | Measure | Arm | Tell
+Effect = Send | Measure | Arm | Kill | Tell

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Any, Self, TypeVar
 
+from claim_phases.escalation import Rung, Step
 from claim_phases.phases import ASIDE, Phase
 from claim_phases.policies import Objectives, PolicyName
 
@@ -20,7 +21,8 @@ class Membership:
     `incarnation` differs between two lives of one tenant (a pod's UID, a process's start);
     `need` is what the tenant holds on each device while it runs, None when nobody declared it;
     `residual` is what it may keep on each device while parked. Bytes. `job` names those with which
-    it shares device time and delay; its own name where nobody said.
+    it shares device time and delay; its own name where nobody said. `ladder` is what the admin has
+    done about it when it is at fault.
     """
 
     tenant: str
@@ -31,6 +33,7 @@ class Membership:
     residual: int
     job: str = ""
     objectives: Objectives = Objectives()
+    ladder: tuple[Rung, ...] = ()
 
 
 @dataclass(slots=True)
@@ -52,10 +55,12 @@ class Tenant:
 
     Steps (`Node.seq`): `since` is that of its last phase change, `lost` that of the loss of its
     session, `asked` that of its newest measurement for a grant, `blocked` the one since which a
-    fault keeps it waiting. `attempts` and `overdue` are about the measurements of its present
-    phase. `parked`: it gave back its newest turn by its own word. `fault` stays until its memory
-    is measured to be back; `taken` is the newest epoch that was taken from it. `asked_at`: when it
-    began to wait, CLOCK_MONOTONIC; `back_at`: when it will want a turn again, by its own word.
+    fault keeps it waiting, `faulty` the one since which it is at fault itself. `attempts` and
+    `overdue` are about the measurements of its present phase. `parked`: it gave back its newest
+    turn by its own word. `fault` stays until its memory is measured to be back; `rung`: how many
+    steps of its ladder were taken meanwhile. `taken` is the newest epoch that was taken from it.
+    CLOCK_MONOTONIC: `asked_at` is when it began to wait, `back_at` when it will want a turn again,
+    by its own word.
     """
 
     who: Membership
@@ -76,6 +81,8 @@ class Tenant:
     back_at: float = 0.0
     parked: bool = True
     fault: str = ""
+    faulty: int = 0
+    rung: int = 0
     taken: int = 0
     taken_why: str = ""
 
@@ -90,6 +97,11 @@ class Tenant:
     @property
     def harvests(self) -> bool:
         return self.who.objectives.policy is PolicyName.HARVEST
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Those of the ladder that were taken about its present fault."""
+        return tuple(rung.step for rung in self.who.ladder[: self.rung])
 
     @property
     def aside(self) -> bool:
@@ -193,14 +205,15 @@ def _plain(record: Membership | Tenant | Device | Job | Objectives) -> dict[str,
 
 
 def _who(who: Membership) -> dict[str, Any]:
-    return {**_plain(who), "objectives": _plain(who.objectives)}
+    ladder = [[rung.step, rung.after_s] for rung in who.ladder]
+    return {**_plain(who), "objectives": _plain(who.objectives), "ladder": ladder}
 
 
 def _of_version_1(data: dict[str, Any]) -> dict[str, Any]:
     tenants = {
-        name: {"told_idle": 0, "asked_at": 0.0, "back_at": 0.0}
+        name: {"told_idle": 0, "asked_at": 0.0, "back_at": 0.0, "faulty": 0, "rung": 0}
         | raw
-        | {"who": {"job": "", "objectives": _plain(Objectives())} | raw["who"]}
+        | {"who": {"job": "", "objectives": _plain(Objectives()), "ladder": []} | raw["who"]}
         for name, raw in data["tenants"].items()
     }
     return {"jobs": {}, "at": 0.0} | data | {"tenants": tenants}
@@ -218,7 +231,7 @@ def _tenant(raw: dict[str, Any]) -> Tenant:
     objectives = _record(
         Objectives, {**who["objectives"], "policy": PolicyName(who["objectives"]["policy"])}
     )
-    membership = _record(
-        Membership, {**who, "devices": tuple(who["devices"]), "objectives": objectives}
-    )
+    ladder = tuple(Rung(Step(step), after_s) for step, after_s in who["ladder"])
+    parsed = {"devices": tuple(who["devices"]), "objectives": objectives, "ladder": ladder}
+    membership = _record(Membership, {**who, **parsed})
     return _record(Tenant, {**raw, "who": membership, "phase": Phase(raw["phase"])})

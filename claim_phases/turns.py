@@ -10,6 +10,7 @@ from typing import assert_never
 
 from claim_phases import jobs, policies, verdicts
 from claim_phases.changes import Changes, Limits
+from claim_phases.escalation import Step
 from claim_phases.events import (
     ConditionKind,
     Connected,
@@ -49,6 +50,12 @@ from claim_phases.verdicts import mib
 __all__ = ["Limits", "Turns"]
 
 HINT_MAX_S = 1e6
+
+_DONE = {
+    Step.ASK: "it is told to release once more",
+    Step.EVICT: "its pod is to be evicted",
+    Step.KILL: "its processes are killed",
+}
 
 
 class Turns:
@@ -186,6 +193,7 @@ class Turns:
         tenant.gone = True
         if tenant.name in self.node.queue:
             self.node.queue.remove(tenant.name)
+        tenant.faulty = tenant.rung = 0
         self._do.move(tenant, Signal.GONE)
         if then is not None:
             tenant.who, tenant.gone, tenant.request, tenant.parked = then, False, 0, True
@@ -196,6 +204,8 @@ class Turns:
             tenant.blocked = tenant.attempts = 0  # the timers that these count for are gone
             self._without_session(tenant)
             self._do.arm_phase(tenant)
+            if tenant.faulty:
+                self._do.arm_ladder(tenant)
             if tenant.phase is Phase.VERIFYING:
                 self._judge.look(tenant)
         if self.node.tenants:
@@ -295,14 +305,20 @@ class Turns:
     def _schedule(self) -> None:
         """Serve the queue. Who cannot be served keeps its devices from those behind it."""
         reserved: set[str] = set()
-        waiting = [jobs.claimant(self.node, self.node.tenants[name]) for name in self.node.queue]
-        for name in policies.order(waiting, self._limits.patience_s):
+        for name in self._order():
             tenant = self.node.tenants[name]
             self._bound_the_wait(tenant)
             if not reserved & set(tenant.who.devices):
                 self._serve(tenant)
             if name in self.node.queue:
                 reserved |= set(tenant.who.devices)
+
+    def _order(self) -> list[str]:
+        queue = [self.node.tenants[name] for name in self.node.queue]
+        if len(queue) < 2:
+            return [tenant.name for tenant in queue]
+        waiting = [jobs.claimant(self.node, tenant) for tenant in queue]
+        return policies.order(waiting, self._limits.patience_s)
 
     def _bound_the_wait(self, tenant: Tenant) -> None:
         if not verdicts.causes(self.node, tenant):
@@ -407,26 +423,24 @@ class Turns:
             self._do.arm(TimerKind.WATCH, "", 0, self._limits.watch_s)
 
     def _fired_for(self, tenant: Tenant, timer: Timer) -> None:
+        if timer.mark != _mark(tenant, timer.kind):
+            return  # overtaken by events
         match timer.kind:
             case TimerKind.LEASE:
-                if not tenant.connected and tenant.lost == timer.mark:
-                    self._lease_over(tenant)
+                self._lease_over(tenant)
             case TimerKind.PHASE:
-                if tenant.since == timer.mark:
-                    self._overdue(tenant)
+                self._overdue(tenant)
             case TimerKind.REREAD:
-                if tenant.since == timer.mark:
-                    self._look_again(tenant)
+                self._look_again(tenant)
             case TimerKind.VERDICT:
-                if tenant.since == timer.mark:
-                    tenant.overdue = True
-                    self._look_again(tenant)
+                tenant.overdue = True
+                self._look_again(tenant)
+            case TimerKind.LADDER:
+                self._escalate(tenant)
             case TimerKind.LEAVE:
-                if tenant.told_wanted == tenant.epoch == timer.mark:
-                    self._overstayed(tenant)
+                self._overstayed(tenant)
             case TimerKind.BLOCKED:
-                if tenant.blocked == timer.mark:
-                    self._refuse_blocked(tenant)
+                self._refuse_blocked(tenant)
             case TimerKind.WATCH:
                 pass  # it is the node's
             case _:
@@ -454,6 +468,27 @@ class Turns:
             case _:
                 pass
 
+    def _escalate(self, tenant: Tenant) -> None:
+        """The next step about a tenant that is at fault. Its memory alone ends it."""
+        rung = tenant.who.ladder[tenant.rung]
+        tenant.rung += 1
+        self._do.tell(
+            ConditionKind.ESCALATED,
+            f"{tenant.name} is at fault ({tenant.fault}): {_DONE[rung.step]}",
+            tenant.name,
+        )
+        match rung.step:
+            case Step.ASK:
+                if tenant.phase is Phase.FAULTED and tenant.connected:
+                    self._do.displace(tenant)
+            case Step.KILL:
+                self._do.kill(tenant)
+            case Step.EVICT:
+                pass  # the record says it, to whoever evicts
+            case _:
+                assert_never(rung.step)
+        self._do.arm_ladder(tenant)
+
     def _overstayed(self, tenant: Tenant) -> None:
         """The turn is taken, if still somebody waits for it."""
         if tenant.phase is not Phase.RUNNING:
@@ -469,3 +504,22 @@ class Turns:
         tenant.blocked = 0
         if tenant.name in self.node.queue and (reasons := verdicts.causes(self.node, tenant)):
             self._do.refuse(tenant, "; ".join(reasons))
+
+
+def _mark(tenant: Tenant, kind: TimerKind) -> int | None:
+    """What a timer of this kind counts for now."""
+    match kind:
+        case TimerKind.LEASE:
+            return None if tenant.connected else tenant.lost
+        case TimerKind.PHASE | TimerKind.REREAD | TimerKind.VERDICT:
+            return tenant.since
+        case TimerKind.BLOCKED:
+            return tenant.blocked
+        case TimerKind.LADDER:
+            return tenant.faulty
+        case TimerKind.LEAVE:
+            return tenant.epoch if tenant.told_wanted == tenant.epoch else None
+        case TimerKind.WATCH:
+            return None
+        case _:
+            assert_never(kind)

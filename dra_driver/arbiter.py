@@ -7,11 +7,13 @@ arbiter ends: whoever starts it again gets the node as it was stored.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
+import signal
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, assert_never
@@ -28,6 +30,7 @@ from claim_phases.events import (
     Fired,
     Gone,
     Judged,
+    Kill,
     Lost,
     Measure,
     Measured,
@@ -212,14 +215,14 @@ class Arbiter(TurnsServicer):
                     session.put(message)
             case Measure(devices, attribute, asked):
                 if attribute:
-                    scan = asyncio.ensure_future(self._scan(devices, asked))
-                    self._scans.add(scan)
-                    scan.add_done_callback(self._scanned)
+                    self._look(self._scan(devices, asked))
                 else:
                     usages = tuple(Usage(d, self._devices[d].read().used) for d in devices)
                     self._pending.append(Measured(asked, usages))
             case Arm(timer, delay_s):
                 self._arm(timer, delay_s)
+            case Kill(tenant, devices):
+                self._kill(tenant, devices)
             case Tell(at, what):
                 self._tell(what, at)
                 self._listener(what)
@@ -244,6 +247,11 @@ class Arbiter(TurnsServicer):
     def _fire(self, key: tuple[TimerKind, str], timer: Timer) -> None:
         del self._timers[key]
         self.handle(Fired(timer))
+
+    def _look(self, looking: Coroutine[Any, Any, None]) -> None:
+        scan = asyncio.ensure_future(looking)
+        self._scans.add(scan)
+        scan.add_done_callback(self._scanned)
 
     async def _scan(self, devices: tuple[str, ...], asked: int) -> None:
         usages = await asyncio.to_thread(self._attribute, devices)
@@ -406,6 +414,25 @@ class Arbiter(TurnsServicer):
             and life.incarnation == session.who.incarnation
             and session.process in life.parts
         )
+
+    def _kill(self, tenant: str, devices: tuple[str, ...]) -> None:
+        life = self._lives.get(tenant)
+        for part in life.parts.values() if life is not None else ():
+            signal.pidfd_send_signal(part.pidfd, signal.SIGKILL)
+        self._look(asyncio.to_thread(self._kill_holders, tenant, devices))
+
+    def _kill_holders(self, tenant: str, devices: tuple[str, ...]) -> None:
+        """Those that are in no tree or container of a part: an engine's worker without parent."""
+        pids = {pid for name in devices for pid in self._devices[name].holders()}
+        for pid in pids & self._roster.owners(pids).keys():
+            with contextlib.suppress(ProcessLookupError):
+                pidfd = os.pidfd_open(pid)
+                try:
+                    # Only now the pid cannot become another's.
+                    if self._roster.owners([pid]).get(pid) == tenant:
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                finally:
+                    os.close(pidfd)
 
     def _unwatch(self, life: "_Life | None") -> None:
         for part in life.parts.values() if life is not None else ():

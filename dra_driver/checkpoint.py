@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from claim_phases.escalation import Rung, Step
 from claim_phases.policies import Objectives, PolicyName
 from dra_driver.config import Agreement, Role
 from dra_driver.layout import replace_file
@@ -126,7 +127,9 @@ def _prepared(raw: Mapping[str, Any]) -> Prepared:
             agreed["weights"],
             agreed["residual"],
             roles,
-            _objectives(agreed.get("objectives", {})),  # drivers before 0.2 wrote none
+            # Drivers before protocol 0.2 wrote neither of these.
+            _objectives(agreed.get("objectives", {})),
+            tuple(Rung(Step(one["step"]), one["after_s"]) for one in agreed.get("ladder", ())),
         ),
     )
 

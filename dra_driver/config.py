@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from claim_phases.escalation import Rung, Step
 from claim_phases.policies import Objectives, PolicyName
 from dra_driver.fields import Capacity, Name, Size, Strict, fault
 from dra_driver.names import CONFIG_API, DRIVER
@@ -59,6 +60,13 @@ class ClassTurnsConfig(Strict):
     leaveSeconds: Annotated[float, Field(gt=0)] | None = None  # noqa: N815
 
 
+class StepConfig(Strict):
+    """A step about a tenant at fault, so long after the one before (the first: the fault)."""
+
+    step: Annotated[Step, Field(strict=False)]
+    afterSeconds: Annotated[float, Field(gt=0)]  # noqa: N815
+
+
 class ClaimConfig(Strict):
     """What a user says of a claim. `weights`: bytes of the tmpfs for published weights."""
 
@@ -71,13 +79,17 @@ class ClaimConfig(Strict):
 
 
 class ClassConfig(Strict):
-    """What an admin allows: the most that a claim may ask for, in bytes."""
+    """What an admin allows: the most that a claim may ask for, in bytes.
+
+    `escalation` is what is done about tenants that are at fault, until their memory is back.
+    """
 
     apiVersion: Literal["tandem-gpu.io/v1alpha1"]  # noqa: N815
     kind: Literal["ClassConfig"]
     weights: Capacity = 1024 * MIB
     residual: Size = 1024 * MIB
     turns: ClassTurnsConfig = ClassTurnsConfig()
+    escalation: Annotated[Sequence[StepConfig], Field(max_length=16)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +112,7 @@ class Agreement:
     residual: int
     roles: Mapping[str, Role] = field(default_factory=dict)
     objectives: Objectives = Objectives()
+    ladder: tuple[Rung, ...] = ()
 
     def role(self, name: str) -> Role | None:
         """The role's footprint; None when the claim has no such role."""
@@ -134,10 +147,15 @@ def agreement(claim: Mapping[str, Any]) -> Agreement:
         faults += _beyond(of_claim, of_class)
     if faults:
         raise ConfigError("; ".join(faults))
+    ladder = tuple(Rung(one.step, one.afterSeconds) for one in of_class.escalation)
     if of_claim is None:
-        objectives = _objectives(TurnsConfig(), of_class.turns)
         return Agreement(
-            claim["metadata"]["name"], of_class.weights, of_class.residual, {}, objectives
+            claim["metadata"]["name"],
+            of_class.weights,
+            of_class.residual,
+            {},
+            _objectives(TurnsConfig(), of_class.turns),
+            ladder,
         )
     return Agreement(
         of_claim.job,
@@ -145,6 +163,7 @@ def agreement(claim: Mapping[str, Any]) -> Agreement:
         of_class.residual,
         {name: Role(role.need, role.residual) for name, role in of_claim.roles.items()},
         _objectives(of_claim.turns, of_class.turns),
+        ladder,
     )
 
 

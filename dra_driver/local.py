@@ -36,6 +36,7 @@ class LocalRoster:
             residual=spec.residual,
             job=peer.claim,
             objectives=spec.objectives,
+            ladder=spec.ladder,
         )
 
     def counted_as(self, peer: Peer) -> str:

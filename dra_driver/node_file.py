@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from claim_phases.escalation import Rung, Step
 from claim_phases.policies import Objectives, PolicyName
 from claim_phases.turns import Limits
 
@@ -26,6 +27,7 @@ class TenantSpec:
     need: int | None
     residual: int
     objectives: Objectives = Objectives()
+    ladder: tuple[Rung, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +159,8 @@ def _claim(reader: _Reader, raw: Any, where: str, devices: dict[str, Path]) -> C
 
 
 def _tenant(reader: _Reader, raw: Any, where: str, devices: dict[str, Path]) -> TenantSpec:
-    keys = {"devices", "need", "residual", "turns"}
-    tenant = reader.object(raw, where, keys, optional=frozenset({"need", "turns"}))
+    keys = {"devices", "need", "residual", "turns", "escalation"}
+    tenant = reader.object(raw, where, keys, optional=frozenset({"need", "turns", "escalation"}))
     names = tenant["devices"]
     if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
         if names is not None:
@@ -175,6 +177,7 @@ def _tenant(reader: _Reader, raw: Any, where: str, devices: dict[str, Path]) -> 
         need=None if need is None else reader.size(need, f"{where}.need"),
         residual=reader.size(tenant["residual"], f"{where}.residual"),
         objectives=_objectives(reader, tenant["turns"] or {}, f"{where}.turns"),
+        ladder=_ladder(reader, tenant["escalation"] or [], f"{where}.escalation"),
     )
 
 
@@ -194,6 +197,14 @@ def _objectives(reader: _Reader, raw: Any, where: str) -> Objectives:
         elif not least < number < math.inf:
             reader.faults.append(f"{where}.{key}: must be > 0, got {number!r}")
     return Objectives(**found)
+
+
+def _ladder(reader: _Reader, raw: Any, where: str) -> tuple[Rung, ...]:
+    try:
+        return tuple(Rung(Step(one["step"]), float(one["after_s"])) for one in raw)
+    except (KeyError, TypeError, ValueError) as exc:
+        reader.faults.append(f"{where}: must be a list of step and after_s ({exc!r})")
+        return ()
 
 
 def _limits(reader: _Reader, raw: Any) -> Limits:

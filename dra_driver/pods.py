@@ -154,6 +154,7 @@ class PodRoster:
             residual=agreed.residual,
             job=f"{prepared.namespace}/{prepared.agreement.job}",
             objectives=prepared.agreement.objectives,
+            ladder=prepared.agreement.ladder,
         )
 
     def counted_as(self, peer: Peer) -> str:

@@ -186,16 +186,16 @@ class Node:
         name: str,
         *tenants: str,
         devices: list[str] | None = None,
-        turns: dict[str, Any] | None = None,
+        **options: Any,
     ) -> Path:
-        """Add a claim whose tenants all use the same devices; return its socket."""
+        """Add a claim whose tenants are all alike, with these options; return its socket."""
         directory = self.folder / name
         directory.mkdir()
         member = {
             "devices": devices or list(self.devices),
             "need": None,
             "residual": 0,
-            "turns": turns,
+            **options,
         }
         self._claims[name] = {
             "socket_dir": str(directory),

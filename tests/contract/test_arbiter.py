@@ -483,3 +483,21 @@ def test_the_holders_own_request_is_refused_at_once_while_others_wait(
     a.out.wait(lambda line: "wanted" in line)
     a.yield_turn()
     assert b.acquired() == 2
+
+
+def test_a_tenant_that_hangs_in_its_turn_is_killed_where_the_admin_wants_it() -> None:
+    """It is stopped, which is found out when the arbiter starts again and it does not come back."""
+    with node(lease_s=0.2) as lab:
+        lab.claim("claim", "a", "b", escalation=[{"step": "kill", "after_s": 0.01}])
+        arbiter = lab.arbiter()
+        a, b = lab.tenant("a"), lab.tenant("b")
+        assert a.acquire() == 1
+        b.say(do="acquire")
+        lab.phase("b", "Waiting")
+        a.popen.send_signal(signal.SIGSTOP)
+        arbiter.kill()
+        lab.arbiter()
+        told = lab.events.wait_for(kind="condition", condition="Escalated", tenant="a")
+        assert told["message"].endswith(": its processes are killed")
+        assert b.acquired() == 2
+        assert a.popen.wait() == -signal.SIGKILL

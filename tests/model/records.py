@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from claim_phases.escalation import Rung
 from claim_phases.events import Measured
 from claim_phases.messages import ArbiterMessage, Hello, TenantMessage, Welcome
 from claim_phases.tenancy import Park, Restore, Tenancy
@@ -15,6 +16,7 @@ class TenantSpec:
     devices: tuple[str, ...]
     need: int | None
     residual: int
+    ladder: tuple[Rung, ...] = ()
 
     @property
     def size(self) -> int:

@@ -12,6 +12,7 @@ FLOOR = {
     "a wide tenant": 8_000,
     "the arbiter crashes": 11_000,
     "a session breaks, a lease lapses": 46_000,
+    "a fault is escalated": 23_000,
     "a tenant dies": 20_000,
     "an agent begins anew": 9_000,
     "memory commands fail": 14_000,

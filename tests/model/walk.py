@@ -263,6 +263,8 @@ def _tenant_key(node: Node, tenant: Tenant, rank: dict[int, int]) -> Key:
         tenant.told_idle < tenant.epoch,
         tenant.parked,
         bool(tenant.fault),
+        bool(tenant.faulty),
+        tenant.rung,
     )
 
 
@@ -286,6 +288,8 @@ def _stored_key(stored: dict[str, Any], rank: dict[int, int]) -> Key:
                 raw["overdue"],
                 raw["parked"],
                 bool(raw["fault"]),
+                bool(raw["faulty"]),
+                raw["rung"],
             )
             for name, raw in sorted(stored["tenants"].items())
         ),

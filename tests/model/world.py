@@ -23,6 +23,7 @@ from claim_phases.events import (
     Event,
     Fired,
     Gone,
+    Kill,
     Lost,
     Measure,
     Measured,
@@ -214,6 +215,9 @@ class World:
                     pending.append((answer, truth))
             case Arm(timer, delay_s):
                 self.timers[timer.kind, timer.subject] = (timer, self.now + delay_s)
+            case Kill(name):
+                if self.agents[name].alive:
+                    self._do_die(name)
             case Tell():
                 pass
 
@@ -371,6 +375,8 @@ class World:
                 return not tenant.connected and tenant.lost == timer.mark
             case TimerKind.BLOCKED:
                 return tenant.blocked == timer.mark
+            case TimerKind.LADDER:
+                return tenant.faulty == timer.mark
             case _:
                 return tenant.since == timer.mark
 
@@ -432,7 +438,8 @@ class World:
     def _who(self, agent: Agent) -> Membership:
         spec = agent.spec
         return Membership(
-            spec.name, spec.name, str(agent.life), spec.devices, spec.need, spec.residual
+            *(spec.name, spec.name, str(agent.life), spec.devices, spec.need, spec.residual),
+            ladder=spec.ladder,
         )
 
     def _do_hear(self, name: str) -> None:

@@ -1,5 +1,8 @@
 """The small worlds that are walked through, each with the faults that it is about."""
 
+from dataclasses import replace
+
+from claim_phases.escalation import Rung, Step
 from tests.model.records import Spec, TenantSpec
 from tests.model.walk import Faults
 
@@ -9,6 +12,14 @@ def pair(turns_each: int) -> Spec:
     a = TenantSpec("a", ("gpu0",), need=60, residual=10)
     b = TenantSpec("b", ("gpu0",), need=70, residual=5)
     return Spec((("gpu0", 100),), (a, b), turns_each)
+
+
+def escalated() -> Spec:
+    """One of the pair is asked, then killed, when it is at fault."""
+    spec = pair(1)
+    ladder = (Rung(Step.ASK, 5.0), Rung(Step.EVICT, 5.0), Rung(Step.KILL, 5.0))
+    first, second = spec.tenants
+    return replace(spec, tenants=(replace(first, ladder=ladder), second))
 
 
 def residents() -> Spec:
@@ -39,6 +50,7 @@ WORLDS: dict[str, tuple[Spec, Faults]] = {
     "a wide tenant": (wide(), Faults()),
     "the arbiter crashes": (pair(1), Faults(crashes=1, looks=1)),
     "a session breaks, a lease lapses": (pair(1), Faults(breaks=1, lapses=1, looks=1)),
+    "a fault is escalated": (escalated(), Faults(breaks=1, lapses=1)),
     "a tenant dies": (pair(1), Faults(deaths=1)),
     "an agent begins anew": (pair(1), Faults(agent_crashes=1, failures=1)),
     "memory commands fail": (pair(1), Faults(failures=1, timeouts=1)),

@@ -22,6 +22,7 @@ from claim_phases.events import (
     Fired,
     Gone,
     Judged,
+    Kill,
     Lost,
     Measure,
     Measured,
@@ -89,6 +90,7 @@ class Scene:
         self.now = 100.0
         self.asked: list[Measure] = []
         self.timers: dict[tuple[TimerKind, str], tuple[float, Timer]] = {}
+        self.killed: list[str] = []
         self.rereads_ms: list[float] = []
         self.told: list[PhaseChanged | Judged | Condition] = []
         self._sent: dict[str, list[ArbiterMessage]] = {}
@@ -108,6 +110,8 @@ class Scene:
                     self.timers[timer.kind, timer.subject] = self.now + delay_s, timer
                     if timer.kind is TimerKind.REREAD:
                         self.rereads_ms.append(round(delay_s * 1000, 3))
+                case Kill(name):
+                    self.killed.append(name)
                 case Tell(at, what):
                     assert at == self.now
                     self.told.append(what)
@@ -1346,7 +1350,7 @@ def test_a_timer_that_was_overtaken_changes_nothing() -> None:
     it.acquire("trainer")
     it.asked.clear()
     before = it.state()
-    assert set(overtaken) == set(TimerKind) - {TimerKind.WATCH, TimerKind.LEAVE}
+    assert set(overtaken) == set(TimerKind) - {TimerKind.WATCH, TimerKind.LEAVE, TimerKind.LADDER}
     for timer in overtaken.values():
         assert it.step(Fired(timer)) == []
         assert it.state() == before

@@ -1,0 +1,97 @@
+"""What is done about a tenant at fault: step by step, and no further than its memory is back."""
+
+from dataclasses import replace
+
+from claim_phases.escalation import Rung, Step
+from claim_phases.events import Condition, ConditionKind, Lost
+from claim_phases.messages import Release
+from claim_phases.phases import Phase
+from tests.unit.test_turns import LIMITS, ROLLOUT, TRAINER, Scene
+
+LADDER = (Rung(Step.ASK, 10.0), Rung(Step.EVICT, 20.0), Rung(Step.KILL, 30.0))
+
+
+def lapsed() -> Scene:
+    """The trainer's session is lost for longer than its lease, and the rollout waits."""
+    it = Scene(ROLLOUT, replace(TRAINER, ladder=LADDER))
+    for name in it.members:
+        it.hello(name)
+    it.run("trainer")
+    it.acquire("rollout")
+    it.step(Lost("trainer"))
+    it.wait(LIMITS.lease_s)
+    assert it.phase("trainer") is Phase.FAULTED
+    it.told.clear()
+    return it
+
+
+def steps(it: Scene) -> list[str]:
+    """What was told that was done since the last look."""
+    told = [what for what in it.told if isinstance(what, Condition)]
+    it.told.clear()
+    return [what.message for what in told if what.kind is ConditionKind.ESCALATED]
+
+
+def test_each_step_comes_at_its_time_and_is_told() -> None:
+    it = lapsed()
+    fault = "its session was lost for longer than the lease"
+    it.wait(9.9)
+    assert steps(it) == []
+    it.wait(0.2)
+    assert steps(it) == [f"trainer is at fault ({fault}): it is told to release once more"]
+    it.wait(20.0)
+    assert steps(it) == [f"trainer is at fault ({fault}): its pod is to be evicted"]
+    assert it.tenant("trainer").steps == (Step.ASK, Step.EVICT)
+    assert it.killed == []
+    it.wait(30.0)
+    assert steps(it) == [f"trainer is at fault ({fault}): its processes are killed"]
+    assert it.killed == ["trainer"]
+    assert it.phase("trainer") is Phase.FAULTED  # its memory alone ends it
+    it.end("trainer")
+    it.answer()
+    it.wait(1000.0)
+    assert steps(it) == []
+
+
+def test_it_ends_as_soon_as_the_memory_is_measured_to_be_back() -> None:
+    it = lapsed()
+    it.wait(11.0)
+    it.hello("trainer", Phase.RUNNING, 1)
+    it.park("trainer", keeps=3)
+    it.answer()
+    assert it.phase("trainer") is Phase.PARKED
+    assert it.tenant("trainer").steps == ()
+    steps(it)
+    it.wait(1000.0)
+    assert (steps(it), it.killed) == ([], [])
+
+
+def test_who_is_asked_and_does_not_park_is_not_asked_for_ever() -> None:
+    it = lapsed()
+    it.hello("trainer", Phase.RUNNING, 1)  # it is told to release at once
+    assert Release(1) in it.heard("trainer")
+    it.wait(LIMITS.park_s + 60.0)
+    assert it.killed == ["trainer"]
+
+
+def test_a_restart_goes_on_from_the_step_that_was_taken() -> None:
+    it = lapsed()
+    it.wait(11.0)
+    it.told.clear()
+    it.restart()
+    it.wait(21.0)
+    assert [told.split(": ")[-1] for told in steps(it)] == ["its pod is to be evicted"]
+    it.wait(31.0)
+    assert it.killed == ["trainer"]
+
+
+def test_a_new_life_does_not_answer_for_the_old_one() -> None:
+    it = lapsed()
+    it.wait(11.0)
+    it.members["trainer"] = replace(it.members["trainer"], incarnation="trainer, life 2")
+    it.hold("trainer", 0)
+    it.hello("trainer")
+    it.answer()
+    steps(it)
+    it.wait(1000.0)
+    assert (steps(it), it.killed) == ([], [])
