@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
+from claim_phases.escalation import Step
 from claim_phases.events import Condition, ConditionKind, PhaseChanged, Told
 from claim_phases.node import Node, Tenant
 from claim_phases.phases import HOLDING
@@ -75,13 +76,21 @@ def _device(
             "kind": "Turns",
             "epoch": node.epoch,
             "holder": "" if holder is None else holder.name,
-            "tenants": [
-                {"name": t.name, "role": t.who.role, "phase": t.phase.value, "epoch": t.epoch}
-                for t in tenants
-            ],
+            "tenants": [_tenant(tenant) for tenant in tenants],
         },
     }
     return entry if result.share is None else entry | {"shareID": result.share}
+
+
+def _tenant(tenant: Tenant) -> dict[str, Any]:
+    """`evict` is the UID of a pod that the cluster's controller is asked to evict."""
+    told = {
+        "name": tenant.name,
+        "role": tenant.who.role,
+        "phase": tenant.phase.value,
+        "epoch": tenant.epoch,
+    }
+    return told | {"evict": pod_uid(tenant.who)} if Step.EVICT in tenant.steps else told
 
 
 def _told(holder: Tenant) -> str:
@@ -132,6 +141,8 @@ class Teller:
             case Condition(kind=ConditionKind.REFUSED):
                 pass  # the one who was refused is told
             case Condition():
+                if what.kind is ConditionKind.ESCALATED:
+                    self._changed.set()
                 try:
                     self._notices.put_nowait(
                         pod_event(what, self._node, self._name, datetime.now(UTC))

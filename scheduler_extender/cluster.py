@@ -178,6 +178,17 @@ class Cluster:
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
         await self._call("PATCH", path, body=patch, content_type=_JSON_PATCH)
 
+    async def evict(self, pod: Pod) -> None:
+        """Evict this pod, and no other of its name; 429 while a PodDisruptionBudget forbids it."""
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        }
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
+        await self._call("POST", path, body=eviction)
+
     async def tell(self, pod: Pod, reason: str, message: str, *, warning: bool) -> None:
         """Make it an event on the pod; the same told again, after a restart say, is counted there.
 

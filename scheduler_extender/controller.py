@@ -1,5 +1,7 @@
 """Carries out what pairing decides: removes gates, tells pods what they wait for. Level-triggered.
 
+It also evicts the pods that a node's driver wants to be evicted.
+
 One pass at a time; whatever changes during a pass leads to another. A pass takes the cache as it
 is, so nothing is lost with a message that was.
 """
@@ -34,10 +36,13 @@ _MUST_BE_CHANGED: Final = (Reason.INVALID_CLAIM, Reason.INVALID_ROLE, Reason.ROL
 
 
 class Hands(Protocol):
-    """What is done to pods (cluster.py). Both raise ApiError."""
+    """What is done to pods (cluster.py). All raise ApiError."""
 
     async def remove_gate(self, pod: Pod) -> None:
         """Remove our gate, and no other, from this pod, and no other of its name."""
+
+    async def evict(self, pod: Pod) -> None:
+        """Evict this pod, and no other of its name."""
 
     async def tell(self, pod: Pod, reason: str, message: str, *, warning: bool) -> None:
         """Make it an Event on the pod."""
@@ -99,6 +104,7 @@ class Controller:
             began = self._clock()
             if self._world.listed:
                 await self._carry_out(self._decide(began), began)
+                await asyncio.gather(*map(self._evict, self._at_fault()))
                 self._forget()
             await asyncio.sleep(PASS_EVERY_S)
             try:
@@ -143,6 +149,23 @@ class Controller:
             lambda: self._hands.tell(pod, "Paired", message, warning=False),
         )
 
+    def _at_fault(self) -> list[Pod]:
+        """The pods that are to be evicted, and were not yet."""
+        wanted = {
+            uid: claim.key for claim in self._world.claims.views.values() for uid in claim.evict
+        }
+        pods = [pod for uid in wanted if (pod := self._world.tenants.get(uid)) is not None]
+        return [pod for pod in pods if not pod.ending and wanted[pod.uid] in pod.claim_keys]
+
+    async def _evict(self, pod: Pod) -> None:
+        message = "is at fault, and did not leave its devices: evicted, as its DeviceClass wants"
+        if await self._try(f"eviction of {pod.uid}", lambda: self._hands.evict(pod)):
+            log.warning("%s/%s %s", pod.namespace, pod.name, message)
+            await self._try(
+                f"event of {pod.uid}",
+                lambda: self._hands.tell(pod, "Evicted", f"the pod {message}", warning=True),
+            )
+
     async def _tell(self, wait: Wait, now: float) -> None:
         pod, waiting = wait.pod, self._waiting.get(wait.pod.uid)
         if waiting is None or waiting.reason is not wait.reason:
@@ -179,7 +202,9 @@ class Controller:
         pods = self._world.tenants.keys()
         self._placed = {uid: node for uid, node in self._placed.items() if uid in pods}
         self._waiting = {uid: one for uid, one in self._waiting.items() if uid in pods}
-        self._backoff.keep({f"{of} of {uid}" for uid in pods for of in ("gate", "event")})
+        self._backoff.keep(
+            {f"{of} of {uid}" for uid in pods for of in ("gate", "event", "eviction")}
+        )
 
     def _until_next(self, began: float) -> float | None:
         """Seconds until something is to be done although nothing changed."""

@@ -168,7 +168,8 @@ class Allocation:
 class Claim:
     """A ResourceClaim. `roles` is empty when it names none: then any one pod is complete.
 
-    `fault` says why its configuration cannot be read.
+    `fault` says why its configuration cannot be read. `evict` are the UIDs of its pods that its
+    node's driver wants to be evicted: they are at fault, and do not leave.
     """
 
     namespace: str
@@ -178,6 +179,7 @@ class Claim:
     asks: tuple[Ask, ...]
     allocation: Allocation | None
     ending: bool
+    evict: frozenset[str] = frozenset()
 
     @property
     def key(self) -> str:
@@ -259,7 +261,8 @@ def claim(raw: Raw) -> Claim:
         roles, fault = claim_config.roles(devices.get("config", ())), ""
     except ConfigError as exc:
         roles, fault = frozenset(), str(exc)
-    allocation = raw.get("status", {}).get("allocation")
+    status = raw.get("status", {})
+    allocation = status.get("allocation")
     return Claim(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -268,7 +271,18 @@ def claim(raw: Raw) -> Claim:
         asks=tuple(_asks(devices.get("requests", ()))),
         allocation=None if allocation is None else _allocation(allocation),
         ending="deletionTimestamp" in metadata,
+        evict=frozenset(_evict(status)),
     )
+
+
+def _evict(status: Raw) -> Iterator[str]:
+    """Only of pods that the claim is reserved for: a status is no word about others."""
+    consumers = {one["uid"] for one in status.get("reservedFor", ())}
+    for device in status.get("devices", ()):
+        tenants = (
+            (device.get("data") or {}).get("tenants", ()) if device["driver"] == DRIVER else ()
+        )
+        yield from (tenant["evict"] for tenant in tenants if tenant.get("evict") in consumers)
 
 
 def quantity(text: str | float) -> Decimal:

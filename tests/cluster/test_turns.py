@@ -1,10 +1,11 @@
 """Turns between real pods, while what they rest on is killed: no overlap, and they go on."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.kube import UP_S
+from tests.cluster.kube import UP_S, Kube
 from tests.cluster.lab import Namespace, claim
 from tests.cluster.turns import Turns, container, kill, tenant
 
@@ -85,6 +86,36 @@ def test_an_intruder_is_named_and_nobody_is_granted_until_it_left(lab: Namespace
     lab.told("trainer", "Cleared")
     turns.go_on("rollout")
     turns.assert_nobody_granted_while_named()
+
+
+@pytest.fixture
+def evicting(kube: Kube) -> Iterator[None]:
+    """The class has tenants that are at fault evicted soon."""
+    (entry,) = kube.get("deviceclass", "tandem-gpu")["spec"]["config"]
+    before = json.dumps(entry)
+    entry["opaque"]["parameters"]["escalation"] = [{"step": "evict", "afterSeconds": 1}]
+    _configure(kube, json.dumps(entry))
+    yield
+    _configure(kube, before)
+
+
+def _configure(kube: Kube, entry: str) -> None:
+    patch = f'{{"spec": {{"config": [{entry}]}}}}'
+    kube("kubectl", "patch", "deviceclass", "tandem-gpu", "--type=merge", "-p", patch)
+
+
+@pytest.mark.usefixtures("evicting")
+def test_a_tenant_that_hangs_in_its_turn_is_evicted_and_the_other_goes_on(lab: Namespace) -> None:
+    lab.create(claim(need="170Mi"), tenant("rollout"), tenant("trainer", 160, "hold"))
+    turns = Turns(lab, lab.node_of("trainer"))
+    turns.until("trainer", "Running", 1)
+    lab.kube("exec", "--", "pkill", "-STOP", "-f", "tests.cluster.tenant trainer")
+    kill(lab, "dra_driver --config")  # the one that starts misses its session
+    assert "lost its session" in lab.told("trainer", "SessionLost")
+    assert lab.told("trainer", "Escalated").endswith(": its pod is to be evicted")
+    lab.told("trainer", "Evicted")
+    turns.go_on("rollout")
+    turns.assert_one_at_a_time(allowed=("Faulted",))
 
 
 def test_a_typo_in_the_configuration_is_told_on_the_pod(lab: Namespace) -> None:

@@ -2,8 +2,9 @@
 
 import contextlib
 import functools
+import itertools
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from claim_phases.phases import TURN
 from hack.cluster_commands import Raw
@@ -53,19 +54,29 @@ class Turns:
         """The epochs in which this tenant ran."""
         return [one["epoch"] for one in self.entered(tenant, "Running")]
 
-    def until(self, tenant: str, phase: str, times: int) -> None:
+    def until(self, tenant: str, phase: str, times: int, within_s: float = WITHIN_S) -> None:
         """Wait until the tenant came into this phase so often."""
-        command = ("exec", f"--node={self.node}", "--", "tail", "-n", "+1", "-F", EVENTS)
-        with contextlib.closing(self._lab.kube.follow(*command)) as lines:
-            seen = 0
-            for line in lines:
-                seen += self._enters(json.loads(line), tenant, phase)
-                if seen == times:
-                    return
-        told = "\n".join(map(json.dumps, self.events()[-40:]))
-        raise AssertionError(
-            f"{tenant} was {phase} {seen} times, not {times}, within {WITHIN_S} s:\n{told}"
+        enters = (1 for one in self._follow(within_s) if self._enters(one, tenant, phase))
+        seen = sum(itertools.islice(enters, times))
+        assert seen == times, f"{tenant} was {phase} {seen} times, not {times}: {self._newest()}"
+
+    def until_named(self, tenant: str, since: float) -> None:
+        """Wait until the tenant was told to use a device without a turn, since this time."""
+        name = f"{self._lab.name}/{tenant}"
+        named = any(
+            one.get("condition") == "Intruder" and one["tenant"] == name and one["t"] > since
+            for one in self._follow(WITHIN_S)
         )
+        assert named, f"{tenant} was not named since {since}: {self._newest()}"
+
+    def _follow(self, within_s: float) -> Iterator[Raw]:
+        """What was told so far, and what is within this time."""
+        command = ("exec", f"--node={self.node}", "--", "tail", "-n", "+1", "-F", EVENTS)
+        with contextlib.closing(self._lab.kube.follow(*command, within_s=within_s)) as lines:
+            yield from map(json.loads, lines)
+
+    def _newest(self) -> str:
+        return "\n".join(map(json.dumps, self.events()[-40:]))
 
     def go_on(self, *tenants: str) -> None:
         """Wait until each of these had a few more turns."""

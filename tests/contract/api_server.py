@@ -106,6 +106,8 @@ class ApiServer:
                 return self._list(request)
             case "get" if path in self.objects:
                 return web.json_response(self.objects[path])
+            case "create" if path.endswith("/eviction"):
+                return await self._evict(path.removesuffix("/eviction"), body)
             case "create":
                 at = f"{path}/{body['metadata']['name']}"
                 if at in self.objects:
@@ -152,6 +154,16 @@ class ApiServer:
                         await response.write(line.encode() + b"\n")
         finally:
             self._watches.discard(task)
+
+    async def _evict(self, path: str, body: Any) -> web.Response:
+        """The pod is gone at once."""
+        if path not in self.objects:
+            return _status(404, f"{path} not found")
+        raw = self.objects[path]
+        if body["deleteOptions"]["preconditions"]["uid"] != raw["metadata"]["uid"]:
+            return _status(409, "the UID is another")
+        await self._change("DELETED", path, raw)
+        return _status(201, "evicted")
 
     async def _patch(self, path: str, body: Any, content_type: str) -> web.Response:
         raw = copy.deepcopy(self.objects[path])

@@ -169,6 +169,28 @@ async def test_only_our_gate_is_removed_and_only_from_this_very_pod() -> None:
         assert len(api.objects[f"{PODS}/trainer"]["spec"]["schedulingGates"]) == 2
 
 
+async def test_a_pod_at_fault_is_evicted_and_nobody_else() -> None:
+    """Whatever a status says: only pods of this claim, which it is reserved for."""
+    async with lab() as running:
+        await running.pod(ROLLOUT)
+        await running.pod(TRAINER)
+        await running.released("rollout", "trainer")
+        await running.pod(make.pod("bystander", "trainer", claims=("another",)))
+        wanted = ["uid-lab-trainer", "uid-lab-bystander", "uid-lab-nobody"]
+        claim = make.claim("grpo", "rollout", "trainer", node="n1")
+        claim["status"]["reservedFor"] = [{"uid": uid} for uid in ("uid-lab-rollout", *wanted[:2])]
+        tenants = [{"name": "x", "evict": uid} for uid in wanted]
+        claim["status"]["devices"] = [
+            {"driver": "another.example", "data": {"tenants": [{"evict": "uid-lab-rollout"}]}},
+            {"driver": "tandem-gpu.io", "data": {"tenants": [{"name": "y"}, *tenants]}},
+        ]
+        await running.api.put(f"{CLAIMS}/grpo", claim)
+        event = await running.hears("trainer", "Evicted")
+        assert "is at fault" in event["note"]
+        left = {path.rpartition("/")[2] for path in running.api.objects if path.startswith(PODS)}
+        assert left == {"rollout", "bystander"}
+
+
 @pytest.mark.parametrize("forget", [False, True], ids=["cut off", "too old"])
 async def test_what_happens_while_a_watch_is_lost_is_seen_afterwards(forget: bool) -> None:
     async with lab() as running:
@@ -523,10 +545,11 @@ def covers(grant: tuple[str, Raw], verb: str, path: str) -> bool:
     if parts[0] == "namespaces":
         asked_in, parts = parts[1], parts[2:]
     name = parts[1] if len(parts) > 1 else ""
+    resource = "/".join([parts[0], *parts[2:]])
     return (
         namespace in ("", asked_in)
         and group in rule["apiGroups"]
-        and parts[0] in rule["resources"]
+        and resource in rule["resources"]
         and verb in rule["verbs"]
         and name in rule.get("resourceNames", [name])
     )
@@ -546,6 +569,7 @@ async def test_the_manifest_grants_what_is_asked_and_nothing_that_is_not(tmp_pat
             await cluster.tell(told, "Same", "again", warning=False)
             await running.pod(TRAINER)
             await running.released("rollout", "trainer")
+            await cluster.evict(objects.pod(TRAINER))
         await api.put(WEBHOOK, webhook_configuration())
         due = certificates.CERTIFICATE_FOR - certificates.RENEW_BEFORE
         async with keeping(api, tmp_path, started=due) as serving:

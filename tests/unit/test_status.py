@@ -1,10 +1,12 @@
 """What the API is told of turns."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from claim_phases.escalation import Rung, Step
 from claim_phases.events import Condition, ConditionKind
 from claim_phases.node import Device, Membership, Node, Tenant
 from claim_phases.phases import Phase
@@ -43,6 +45,21 @@ def test_a_claim_tells_phases_holder_and_epoch() -> None:
         {"name": "team-a/rollout", "role": "rollout", "phase": "Parked", "epoch": 7},
         {"name": "team-a/trainer", "role": "trainer", "phase": "Running", "epoch": 8},
     ]
+
+
+def test_a_claim_names_the_pod_that_is_to_be_evicted() -> None:
+    about = node(Phase.FAULTED, Phase.WAITING)
+    trainer = about.tenants["team-a/trainer"]
+    ladder = (Rung(Step.ASK, 1.0), Rung(Step.EVICT, 1.0))
+    trainer.who, trainer.rung = replace(trainer.who, ladder=ladder), 1
+
+    def evict() -> list[str | None]:
+        (device,) = claim_status(CLAIM, about, NOW, None)["status"]["devices"]
+        return [tenant.get("evict") for tenant in device["data"]["tenants"]]
+
+    assert evict() == [None, None]
+    trainer.rung = 2
+    assert evict() == [None, "uid-trainer"]
 
 
 def test_a_condition_keeps_the_time_of_its_last_transition() -> None:
