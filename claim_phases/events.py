@@ -179,6 +179,7 @@ class ConditionKind(StrEnum):
     FOREIGN_MEMORY = "ForeignMemory"
     ESCALATED = "Escalated"
     SESSION_LOST = "SessionLost"
+    NO_ROOM = "NoRoom"
     REFUSED = "Refused"
     RESTORE_FAILED = "RestoreFailed"
     CLEARED = "Cleared"

@@ -288,6 +288,9 @@ class Turns:
             )
         elif tenant.phase in TURN:
             self._do.send(tenant, Granted(tenant.epoch, tenant.request))
+        elif reason := verdicts.crowds_out(self.node, tenant):
+            self._do.tell(ConditionKind.NO_ROOM, f"{tenant.name}: {reason}", tenant.name)
+            self._do.refuse(tenant, reason)
         else:
             self._do.enqueue(tenant)
 

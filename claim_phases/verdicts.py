@@ -99,6 +99,28 @@ def fit(node: Node, tenant: Tenant, residents: list[Tenant]) -> bool:
     return True
 
 
+def crowds_out(node: Node, tenant: Tenant) -> str:
+    """Why this tenant's residual budget leaves one too little that came before it; else empty.
+
+    Parked, all others may keep their budgets beside one that runs: the sum must fit the device.
+    """
+    for name in tenant.who.devices:
+        device, present = node.devices[name], node.on(name)
+        formers = present[: present.index(tenant)]
+        budgets = tenant.budget + sum(former.budget for former in formers)
+        for former in formers:
+            need = former.who.need or 0
+            others = budgets - former.budget
+            if need and device.baseline + others + need > device.total:
+                return (
+                    f"its residual budget of {mib(tenant.budget)} leaves {former.name} too little: "
+                    f"that needs {mib(need)} of {name}, the others may keep {mib(others)}, "
+                    f"{mib(device.baseline)} are foreign, and all is {mib(device.total)}: lower "
+                    f"the residual budget"
+                )
+    return ""
+
+
 def short_of_room(node: Node, tenant: Tenant, usages: Mapping[str, Usage]) -> Usage | None:
     """The reading that has not the room that the tenant needs; None when all have.
 

@@ -436,6 +436,31 @@ def test_a_need_that_no_park_can_make_room_for_is_refused_in_words() -> None:
     assert it.phase("trainer") is Phase.PARKED
 
 
+def test_whose_residual_budget_leaves_a_former_tenant_too_little_gets_no_turn() -> None:
+    it = scene(member("a", 80, 5), member("b", 70, 15), member("c", 30, 6))
+    it.run("b")
+    it.leave("b")
+    it.acquire("a")
+    it.park("b", keeps=15)
+    it.answer()
+    it.restored("a")
+    it.told.clear()
+    it.acquire("c")
+    reason = (
+        "its residual budget of 6.0 MiB leaves a too little: that needs 80.0 MiB of gpu0, the "
+        "others may keep 21.0 MiB, 0.0 MiB are foreign, and all is 100.0 MiB: lower the residual "
+        "budget"
+    )
+    assert it.refusal("c") == reason
+    (told,) = it.conditions()
+    assert (told.kind, told.message) == (ConditionKind.NO_ROOM, f"c: {reason}")
+    it.end("b")
+    it.answer()
+    it.acquire("c")
+    it.answer()
+    assert it.heard("c") == []  # it waits
+
+
 def test_what_a_tenant_kept_while_parked_is_part_of_its_need() -> None:
     it = scene(member("rollout", 80, 30), TRAINER)
     it.hold("rollout", 28)
