@@ -1,9 +1,14 @@
-"""Generates the Python code of the .proto files, beside them; --check says which of it is stale."""
+"""Generates the Python code of the .proto files, beside them, and the docs' diagram of the phases.
+
+--check says which of it is stale.
+"""
 
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from hack import phases_diagram
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = [
@@ -30,6 +35,7 @@ def main(arguments: list[str]) -> int:
             path.relative_to(scratch): path.read_bytes()
             for path in sorted(Path(scratch).rglob("*_pb2*"))
         }
+    fresh[Path("docs/phases.svg")] = phases_diagram.draw().encode()
     stale = [
         name
         for name, content in fresh.items()
@@ -37,7 +43,7 @@ def main(arguments: list[str]) -> int:
     ]
     if arguments:
         for name in stale:
-            print(f"{name}: not what hack/generate makes of its .proto; run hack/generate")
+            print(f"{name}: not what hack/generate makes today; run hack/generate")
         return 1 if stale else 0
     for name in stale:
         (ROOT / name).write_bytes(fresh[name])
