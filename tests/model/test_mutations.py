@@ -1,20 +1,23 @@
 """The checks can fail: each seeded fault of a machine is caught by a walk through a small world."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import pytest
 
-from claim_phases.events import Connected, Gone, Measured, Said, Usage
+from claim_phases import turns, verdicts
+from claim_phases.events import Connected, Effect, Event, Gone, Measured, Said, Usage
 from claim_phases.judge import Judge
 from claim_phases.messages import Acquire, Cancel, Hello
-from claim_phases.node import Node, Tenant
-from claim_phases.phases import TURN, Phase, Signal
+from claim_phases.node import Device, Membership, Node, Tenant
+from claim_phases.phases import HOLDING, TURN, Phase, Signal
 from claim_phases.tenancy import Act, Tenancy
 from claim_phases.turns import Turns
 from tests.model.records import Spec
 from tests.model.walk import Faults, FoundViolation, walk
 from tests.model.world import LIMITS, World
-from tests.model.worlds import apart, pair, residents
+from tests.model.worlds import apart, pair, residents, wide
 
 
 class Mutant(Turns):
@@ -153,6 +156,177 @@ class AlwaysMeasures(Mutant):
         super()._serve(tenant)
 
 
+class ForgetsQueue(Mutant):
+    """Begins with an empty queue after a restart."""
+
+    def _resumed(self) -> None:
+        self.node.queue.clear()
+        super()._resumed()
+
+
+class LossIsDeath(Mutant):
+    """Takes a session that broke for the end of the tenant's processes."""
+
+    def _lost(self, name: str) -> None:
+        tenant = self.node.tenants.get(name)
+        if tenant is not None:
+            self._end_of_life(tenant, then=None)
+
+
+class TrustsReleases(Mutant):
+    """Takes a tenant's word that it parked for a reading of its devices."""
+
+    def _released(self, tenant: Tenant) -> None:
+        self._do.released(tenant)
+        said = tuple(Usage(device, 0) for device in tenant.who.devices)
+        self._judge.measured(Measured(self.node.seq, said))
+
+
+class ServesWhoFits(Mutant):
+    """Keeps no devices for the head of the queue."""
+
+    def _schedule(self) -> None:
+        for name in list(self.node.queue):
+            self._serve(self.node.tenants[name])
+
+
+class PassesOver(Mutant):
+    """Does not count these phases as holding."""
+
+    passed: frozenset[Phase]
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        with (
+            patch.object(turns, "HOLDING", HOLDING - self.passed),
+            patch.object(verdicts, "allowed", self._allowed),
+        ):
+            return super().step(event, now)
+
+    @staticmethod
+    def _allowed(node: Node, device: Device, **_: bool) -> int:
+        return sum(tenant.budget for tenant in node.on(device.name))
+
+
+class PassesOverFaulted(PassesOver):
+    """Takes the devices of a tenant at fault for free when they look so."""
+
+    passed = frozenset({Phase.FAULTED})
+
+
+class PassesOverLeaving(PassesOver):
+    """Does not wait for a tenant that was told to release."""
+
+    passed = frozenset({Phase.QUIESCING, Phase.RELEASING})
+
+
+class GrantsTheOldEpoch(Mutant):
+    """Grants each turn under the epoch of the one before."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        grant = self._do.grant
+
+        def of_the_same_epoch(tenant: Tenant, signal: Signal) -> None:
+            self.node.epoch = max(0, self.node.epoch - (self.node.epoch > 1))
+            grant(tenant, signal)
+
+        self._do.grant = of_the_same_epoch  # type: ignore[method-assign]
+
+
+class NeverSaysWanted(Mutant):
+    """Tells no holder that somebody waits."""
+
+    def _ask_to_yield(self, holder: Tenant) -> None:
+        pass
+
+
+class GrantsOnce(Mutant):
+    """Does not say again what a session that broke may not have heard."""
+
+    def _reconcile(self, tenant: Tenant, hello: Hello) -> None:
+        pass
+
+
+class WaitsTwice(Mutant):
+    """Puts a tenant that asks again behind itself."""
+
+    def _acquire(self, tenant: Tenant, request: int, caller: str) -> None:
+        waits = tenant.name in self.node.queue
+        super()._acquire(tenant, request, caller)
+        if waits and tenant.name in self.node.queue:
+            self.node.queue.append(tenant.name)
+
+
+class ServesTheDead(Mutant):
+    """Leaves a tenant that ended in the queue."""
+
+    def _end_of_life(self, tenant: Tenant, then: Membership | None) -> None:
+        queue = list(self.node.queue)
+        super()._end_of_life(tenant, then)
+        self.node.queue[:] = queue
+
+
+class LetsThemWait(Mutant):
+    """Refuses nobody who waits behind a fault."""
+
+    def _refuse_blocked(self, tenant: Tenant) -> None:
+        pass
+
+
+class HasNoDeadlines(Mutant):
+    """Waits for ever for a tenant that does not leave."""
+
+    def _overdue(self, tenant: Tenant) -> None:
+        pass
+
+
+class SeesNoIntruders(Mutant):
+    """Takes what tenants hold without a turn for nothing."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._judge = _Blind(node, self._do)
+
+
+class _Blind(Judge):
+    def _judge_bystander(self, tenant: Tenant, usages: Mapping[str, Usage]) -> None:
+        pass
+
+
+class SeesNoStrangers(Mutant):
+    """Takes what processes of no tenant hold for nothing."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._judge = _Trusting(node, self._do)
+
+
+class _Trusting(Judge):
+    def _judge_device(self, device: Device, usage: Usage) -> None:
+        pass
+
+
+class IgnoresRoom(Mutant):
+    """Grants without a look at what is in use."""
+
+    def _grant_into_room(
+        self, tenant: Tenant, residents: list[Tenant], usages: Mapping[str, Usage]
+    ) -> None:
+        self._do.grant(tenant, Signal.GRANT)
+
+
+class KeepsLossesToItself(Mutant):
+    """Does not say to a tenant that its turn was taken."""
+
+    def _lease_over(self, tenant: Tenant) -> None:
+        super()._lease_over(tenant)
+        tenant.taken = 0
+
+    def _reconcile(self, tenant: Tenant, hello: Hello) -> None:
+        if tenant.phase is not Phase.FAULTED:
+            super()._reconcile(tenant, hello)
+
+
 class TakesGrantsTwice(Tenancy):
     """Takes a grant that is said again for a new turn."""
 
@@ -217,6 +391,40 @@ SEEDED = {
     "takes grants twice": Seeded(
         "a is Parked and holds 60", pair(2), Faults(echoes=1), Mutant, TakesGrantsTwice
     ),
+    "forgets the queue": Seeded(
+        "a waits outside of the queue", pair(1), Faults(crashes=1), ForgetsQueue
+    ),
+    "a loss is a death": Seeded(
+        "this node's journal knows none after 0 for it", pair(1), Faults(breaks=1), LossIsDeath
+    ),
+    "trusts releases": Seeded(
+        "b was granted without a measurement", pair(1), Faults(cheats=1), TrustsReleases
+    ),
+    "serves who fits": Seeded("b was granted before w", wide(), Faults(), ServesWhoFits),
+    "passes over the faulted": Seeded(
+        "b was granted beside a, Faulted", pair(1), Faults(breaks=1, lapses=1), PassesOverFaulted
+    ),
+    "passes over the leaving": Seeded(
+        "b was granted beside a, Releasing", pair(1), Faults(), PassesOverLeaving
+    ),
+    "grants the old epoch": Seeded("epochs strictly grow", pair(2), Faults(), GrantsTheOldEpoch),
+    "never says wanted": Seeded("stuck", pair(1), Faults(), NeverSaysWanted),
+    "grants once": Seeded("stuck", pair(1), Faults(breaks=1), GrantsOnce),
+    "waits twice": Seeded("twice in the queue", pair(2), Faults(cancels=1, breaks=1), WaitsTwice),
+    "serves the dead": Seeded("b is in the queue and", pair(1), Faults(deaths=1), ServesTheDead),
+    "lets them wait": Seeded("stuck", pair(1), Faults(cheats=1), LetsThemWait),
+    "has no deadlines": Seeded("stuck", pair(1), Faults(cheats=1), HasNoDeadlines),
+    "sees no intruders": Seeded("stuck", pair(1), Faults(intrusions=1), SeesNoIntruders),
+    "sees no strangers": Seeded("stuck", pair(1), Faults(strangers=1), SeesNoStrangers),
+    "ignores room": Seeded(
+        "a was granted where 60 of gpu0 are in use", pair(1), Faults(strangers=1), IgnoresRoom
+    ),
+    "keeps losses to itself": Seeded(
+        "a yields a turn that was taken, and is not told",
+        pair(1),
+        Faults(breaks=1, lapses=1),
+        KeepsLossesToItself,
+    ),
 }
 
 
@@ -229,6 +437,11 @@ def catch(seeded: Seeded) -> str:
     return (
         f"stuck:\n  {walked.stuck[0]}" if walked.stuck else f"not caught in {walked.states} states"
     )
+
+
+def test_the_list_is_long_enough() -> None:
+    """So many ways to get it wrong are known to be seen."""
+    assert len(SEEDED) >= 30
 
 
 @pytest.mark.parametrize("name", SEEDED)

@@ -36,9 +36,17 @@ from claim_phases.events import (
     TimerKind,
     Usage,
 )
-from claim_phases.messages import ArbiterMessage, Granted, Hello, TenantMessage
+from claim_phases.messages import (
+    ArbiterMessage,
+    Granted,
+    Hello,
+    Release,
+    TenantMessage,
+    TurnLost,
+    Yield,
+)
 from claim_phases.node import Device, Job, Membership, Node, Tenant
-from claim_phases.phases import ASIDE, Phase
+from claim_phases.phases import ASIDE, TURN, Phase
 from claim_phases.tenancy import Act, Answer, Park, Restore, Say, Shut, Tenancy
 from claim_phases.turns import Limits, Turns
 from tests.model.invariants import INVARIANTS, Violation, decisions
@@ -164,10 +172,13 @@ class World:
         phases = {name: tenant.phase for name, tenant in self.node.tenants.items()}
         stale = self._stale(event)
         before = decisions(self.node) if stale else None
+        queue = tuple(self.node.queue)
         self._truth = truth
         effects = self.turns.step(event, self.now)
         if stale and decisions(self.node) != before:
             raise Violation(f"no message of an older epoch changes anything: {event} did")
+        self._check_order(queue)
+        self._check_loss(event, effects, phases)
         self._check_told(effects, phases)
         stores = any(isinstance(effect, Send | Tell) for effect in effects)
         self._crash_point()
@@ -288,6 +299,35 @@ class World:
                 raise Violation(
                     f"{name} was granted where {used} of {device} are in use and {limit} allowed"
                 )
+
+    def _check_order(self, before: tuple[str, ...]) -> None:
+        """The head of the queue reserves its devices: served first, or nobody is on them."""
+        node = self.node
+        for index, name in enumerate(before):
+            if (
+                name in node.queue
+                or name not in node.tenants
+                or node.tenants[name].phase not in TURN
+            ):
+                continue
+            for first in before[:index]:
+                if first in node.queue and node.tenants[first] in node.beside(node.tenants[name]):
+                    raise Violation(f"{name} was granted before {first}, which came first")
+
+    def _check_loss(self, event: Event, effects: list[Effect], phases: dict[str, Phase]) -> None:
+        """A tenant whose turn was taken learns it at its next call."""
+        match event:
+            case Said(name, Yield(epoch)) if phases.get(name) is Phase.FAULTED:
+                agent = self.agents[name]
+                told = [e.message for e in effects if isinstance(e, Send) and e.tenant == name]
+                if (
+                    agent.tenancy.leaving
+                    and epoch == self.node.tenants[name].epoch
+                    and not any(isinstance(message, TurnLost | Release) for message in told)
+                ):
+                    raise Violation(f"{name} yields a turn that was taken, and is not told")
+            case _:
+                pass
 
     def _held_since(self, seen: Truth, device: str) -> int:
         """What is in use, without that which strangers and intruders took after the reading."""
