@@ -6,9 +6,11 @@ Arguments: what to do, the socket, and what that takes. Answers on stdout, a JSO
 import asyncio
 import contextlib
 import json
+import mmap
 import socket
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,6 +18,7 @@ import grpc
 from claim_phases import wire
 from claim_phases.messages import PROTOCOL, Acquire, Hello, TenantMessage, Yield
 from claim_phases.turns_pb2 import FromArbiter
+from tests.contract import pod_memory
 
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 METHOD = "/tandem.turns.v1alpha1.Turns/Session"
@@ -147,6 +150,44 @@ async def deaf(path: str, role: str) -> None:
             tell(ended=(await stream.code()).name, details=await stream.details(), said=request)
 
 
+async def converse(path: str) -> None:
+    """Bytes: what stdin says is said, what is heard is told, both in hexadecimal."""
+    async with contextlib.AsyncExitStack() as connections:
+        stream: Stream | None = None
+        listening: asyncio.Task[None] | None = None
+        held: list[mmap.mmap] = []
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            command = json.loads(line)
+            match command["do"]:
+                case "open":
+                    connection = await connections.enter_async_context(channel(path))
+                    stream = connection.stream_stream(METHOD)()
+                    listening = asyncio.create_task(_listen(stream))
+                case "break":
+                    assert stream is not None
+                    assert listening is not None
+                    listening.cancel()
+                    stream.cancel()
+                case "say":
+                    assert stream is not None
+                    await stream.write(bytes.fromhex(command["bytes"]))
+                case "hold":
+                    held.append(pod_memory.hold(Path(command["device"]), command["size"]))
+                case "free":
+                    held.pop().close()
+                case unknown:
+                    raise ValueError(unknown)
+            tell(did=command["do"])
+
+
+async def _listen(stream: Stream) -> None:
+    """Tell what is heard on a stream that the arbiter may end at any time."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        async for answer in stream:
+            tell(heard=answer.hex())
+    tell(ended=True)
+
+
 async def strange_name(path: str, role: str) -> None:
     """A process whose name is no text says hello."""
     with open("/proc/self/comm", "wb") as comm:  # noqa: ASYNC230, PTH123 - of this process
@@ -167,6 +208,7 @@ DEEDS: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
         silent,
         flood,
         deaf,
+        converse,
         strange_name,
     )
 }
