@@ -80,7 +80,11 @@ def read(path: Path) -> dict[str, Any] | None:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as exc:
+        raise JournalError(f"{path} cannot be read ({exc.strerror}): make it readable") from exc
     *lines, torn = content.split(b"\n")
+    if torn and _record(torn[:-1]) is not None:
+        lines.append(torn)  # no write is cut behind a record's end: its end of line is damaged
     newest = None
     for number, line in enumerate(lines, start=1):
         newest = _record(line)

@@ -1,6 +1,7 @@
 """The turns' journal: what a crash, a full filesystem and damage leave of it."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from dra_driver import journal
 from dra_driver.devices import Reading
 from dra_driver.journal import Journal, JournalError, read
 from dra_driver.serving import load_node
+from tests.model.script import Script
 
 BOOT = "a-boot"
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,6 +80,69 @@ def test_a_new_arbiter_begins_the_file_anew_behind_a_torn_line(path: Path) -> No
     stored = read(path)
     assert stored is not None
     assert written(path, stored) == content
+
+
+def handover() -> list[dict[str, Any]]:
+    """The node's records in the midst of a handover: those of its last three steps."""
+    script = Script()
+    records = []
+    for command in """\
+connect rollout need=80 residual=5
+connect trainer need=70 residual=3
+say rollout acquire 1
+measured gpu0 used=0
+say rollout restored 1
+say trainer acquire 1
+say rollout yield 1
+say rollout released 1
+measured gpu0 used=5""".splitlines():
+        script.run(command)
+        records.append(json.loads(json.dumps(script.node.to_json())))
+    return records[-3:]
+
+
+def test_cut_at_any_byte_it_goes_on_from_a_whole_record_or_stops(path: Path) -> None:
+    records = handover()
+    content = written(path, *records)
+    ends = [number for number, byte in enumerate(content, start=1) if byte == ord("\n")]
+    assert len(ends) == len(records)
+    for size in range(len(content) + 1):
+        path.write_bytes(content[:size])
+        whole = sum(end <= size for end in ends)
+        if whole:
+            assert read(path) == records[whole - 1]
+        else:
+            with pytest.raises(JournalError, match=rf"{size} bytes and no whole record"):
+                read(path)
+
+
+def test_a_bit_that_flipped_in_any_byte_stops(path: Path) -> None:
+    """It is one line that says where; and the file stays as it was found."""
+    content = written(path, *handover())
+    for place in range(len(content)):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.raises(
+            JournalError, match=r"^\S+turns\.journal: line \d is damaged: end the"
+        ) as it:
+            read(path)
+        assert "\n" not in str(it.value)
+        assert path.read_bytes() == flipped
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_journal_that_may_not_be_read_stops(path: Path) -> None:
+    written(path, {"epoch": 1})
+    path.chmod(0)
+    with pytest.raises(JournalError, match="cannot be read"):
+        read(path)
+
+
+def test_a_journal_that_is_no_file_stops(path: Path) -> None:
+    path.mkdir()
+    with pytest.raises(JournalError, match=r"turns\.journal cannot be read \(Is a directory\)"):
+        read(path)
 
 
 def test_compaction_keeps_the_newest(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
