@@ -95,6 +95,11 @@ SCENARIOS = {
         *(says("a", Yield(1)), hears("a"), says("a", Acquire(2)), hears("a")),
         *(says("a", Acquire(2), Yield(1)), hears("a"), says("a", Released(1)), quiet("a")),
     ),
+    "comes_again_soon": scenario(
+        "a says with its yield when it will want the turn next.",
+        *(comes("a"), runs("a", 1, 1), says("a", Yield(1, next_s=2.5)), hears("a")),
+        *(says("a", Acquire(2)), hears("a"), quiet("a")),
+    ),
     "given_up": scenario(
         "b waits no longer, so a stays resident.",
         *(comes("a"), comes("b"), runs("a", 1, 1), says("b", Acquire(1)), hears("a")),
@@ -176,7 +181,7 @@ def main() -> None:
     folder = RECORDED / PROTOCOL
     if (folder / SCHEMA).exists():
         raise SystemExit(f"{folder} is there: a recorded version stays as it was")
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)  # one that was broken off has no schema
     text = conversation.schema_of_today()
     for name, what in SCENARIOS.items():
         lines = record(what, Schema(text))

@@ -75,7 +75,7 @@ SAYS: dict[Callable[[Path], None], str] = {
     cut: "20 bytes and no whole record: end the tenants of this node, then remove the file",
     emptied: "0 bytes and no whole record: end the tenants of this node",
     flipped: "is damaged: end the tenants of this node, then remove the file",
-    of_the_future: f"state version 99, this arbiter reads {STATE_VERSION}: run the arbiter that wrote it",
+    of_the_future: f"state version 99, this arbiter reads {STATE_VERSION}: run the arbiter that",
     no_file: "cannot be read (Is a directory): make it readable",
 }
 

@@ -16,7 +16,8 @@ The commands:
 - `limits park_s=20`: the admin's bounds from here on
 - `connect a role=trainer devices=gpu0,gpu1 need=40 residual=5`: a hello, with what the node knows
   of the tenant (said once). `phase= epoch= request= protocol=` are its own words; `life=2`: it
-  began anew; `for=b`: the acquire in it is on behalf of b
+  began anew; `for=b`: the acquire in it is on behalf of b. What the node knows too:
+  `policy=harvest priority=2 leave_s=5`, `ladder=ask:5,kill:10`
 - `say a acquire 1`, `say a failed 1 reason="no room"`: a message, its fields in order or by name;
   `for=b`, as above
 - `measured gpu0 used=40 a=40 foreign=0`: the answer to the oldest open question about these
@@ -34,8 +35,10 @@ transcript that does not use it.
 import json
 import shlex
 from dataclasses import MISSING, Field, fields, replace
+from enum import EnumType
 from typing import Any, get_args
 
+from claim_phases.escalation import Rung, Step
 from claim_phases.events import (
     Arm,
     Condition,
@@ -60,12 +63,14 @@ from claim_phases.events import (
 from claim_phases.messages import Hello, TenantMessage
 from claim_phases.node import Device, Membership, Node, Tenant
 from claim_phases.phases import Phase
+from claim_phases.policies import Objectives
 from claim_phases.turns import Limits, Turns
 from claim_phases.verdicts import MIB, mib
 
 SEPARATOR = "----"
 QUIETLY = "quietly"
-FACTS = {f.name for f in fields(Membership)} - {"tenant", "incarnation"}
+OBJECTIVES = {f.name for f in fields(Objectives)}
+FACTS = {f.name for f in fields(Membership)} - {"tenant", "incarnation"} | OBJECTIVES
 MESSAGES = {cls.__name__.lower(): cls for cls in get_args(TenantMessage)}
 
 
@@ -162,6 +167,10 @@ class Script:
             if device not in self.node.devices:
                 self._do_device(device)
         values: dict[str, Any] = {"role": name, "need": None, "residual": 0}
+        wishes = {key: facts.pop(key) for key in OBJECTIVES if key in facts}
+        values["objectives"] = Objectives(**_values(Objectives, wishes))
+        rungs = (rung.split(":") for rung in facts.pop("ladder", "").split(",") if rung)
+        values["ladder"] = tuple(Rung(Step(step), float(after_s)) for step, after_s in rungs)
         values |= _values(Membership, facts)
         values |= {key: int(facts[key]) * MIB for key in ("need", "residual") if key in facts}
         return Membership(name, incarnation=f"{name}/1", devices=names, **values)
@@ -261,6 +270,8 @@ def _record(thing: Any) -> str:
     shown = [type(thing).__name__]
     for f in fields(thing):
         value = getattr(thing, f.name)
+        if isinstance(value, tuple):
+            value = ",".join(map(str, value))
         if value != _default(f):
             word = json.dumps(value) if isinstance(value, str) and " " in value else f"{value}"
             shown.append(word if isinstance(value, Phase) else f"{f.name}={word}")
@@ -294,8 +305,8 @@ def _values(cls: type, texts: dict[str, str]) -> dict[str, Any]:
 
 
 def _value(kind: Any, text: str) -> Any:
-    if kind is Phase:
-        return Phase(text)
+    if isinstance(kind, EnumType):
+        return kind(text)
     if kind is str:
         return text
     if kind is bool:

@@ -49,7 +49,7 @@ LETTERS = dict(zip(Phase, "PWRUYQLVF", strict=True))
 
 BEFORE = """\
 connect rollout need=80 residual=5
-connect trainer need=70 residual=3
+connect trainer need=70 residual=3 ladder=ask:5,kill:5 leave_s=5
 say trainer acquire 1
 measured gpu0 used=0
 say trainer restored 1
@@ -152,8 +152,13 @@ def timers(kind: TimerKind) -> Iterator[tuple[str, Row]]:
     """Each timer: one that still counts, where it may be armed, and one that was overtaken."""
 
     def fired(tenant: Tenant) -> Event:
-        marks = {TimerKind.LEASE: tenant.lost, TimerKind.BLOCKED: tenant.blocked}
-        return Fired(Timer(kind, tenant.name, marks.get(kind, tenant.since)))
+        marks = {
+            TimerKind.LEASE: tenant.lost,
+            TimerKind.BLOCKED: tenant.blocked,
+            TimerKind.LADDER: tenant.faulty,
+            TimerKind.LEAVE: tenant.epoch,
+        }
+        return Fired(Timer(kind, tenant.name, marks.get(kind, tenant.since) or -1))
 
     yield f"timer {kind}", fired
     if kind is not TimerKind.WATCH:  # the node's: it is never overtaken

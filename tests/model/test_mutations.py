@@ -236,7 +236,7 @@ class GrantsTheOldEpoch(Mutant):
 class NeverSaysWanted(Mutant):
     """Tells no holder that somebody waits."""
 
-    def _ask_to_yield(self, holder: Tenant) -> None:
+    def _ask_to_yield(self, holder: Tenant, waiting: Tenant) -> None:
         pass
 
 
