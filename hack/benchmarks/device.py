@@ -1,6 +1,6 @@
 """What the simulated device costs: torch blocks of 1 MiB, allocated, written and freed.
 
-    PYTHONPATH=. python hack/benchmarks/device.py [-o json]
+    hack/bench device [-o json]
 
 Plain torch and torch on the device run in turns, in two processes, so that a noisy machine
 disturbs both. Plain torch gets its blocks from malloc, which keeps and reuses what was freed; the

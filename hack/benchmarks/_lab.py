@@ -1,0 +1,229 @@
+"""A node for the benchmarks: the real arbiter and its tenants, in processes of their own."""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dra_driver.processes import process
+from tandem.namespace import NamespaceError, contained, mount_tmpfs
+
+DEVICE_SIZE = 1 << 20
+_PYTHON = [sys.executable, "-P", "-m"]  # -P: hack/bench says why
+
+
+class Part:
+    """A process of `_parts`."""
+
+    def __init__(self, *arguments: object, gate: bool = False) -> None:
+        """Start it; behind a gate it waits for `open_gate`."""
+        command = [*_PYTHON, "hack.benchmarks._parts", *map(str, arguments)]
+        if gate:
+            command = ["/bin/sh", "-c", 'read -r _ && exec "$@"', "part", *command]
+        self._popen = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._name = " ".join(map(str, arguments))
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def open_gate(self) -> None:
+        """Let it begin."""
+        self.ask(None)
+
+    def ask(self, what: object) -> None:
+        """Write a line to it; `answer` is to follow."""
+        assert self._popen.stdin is not None
+        print(json.dumps(what), file=self._popen.stdin, flush=True)
+
+    def answer(self) -> Any:
+        """Wait for its next line."""
+        assert self._popen.stdout is not None
+        line = self._popen.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._name} ended with {self._popen.wait()}: see its words above")
+        return json.loads(line)
+
+    def kill(self) -> None:
+        """End it."""
+        self._popen.kill()
+        self._popen.wait()
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A tenant of a node: its name, its device, the part that it plays, and that part's arguments
+    after name and socket.
+    """
+
+    name: str
+    device: str
+    part: str
+    arguments: tuple[object, ...] = ()
+
+
+PAIR = (Tenant("a", "gpu0", "tenant"), Tenant("b", "gpu0", "tenant"))
+
+
+class Node:
+    """A node whose devices hold nothing, its arbiter, and the tenants of one claim."""
+
+    def __init__(self, folder: Path, tenants: Sequence[Tenant]) -> None:
+        """Start the arbiter and each tenant's process; wait for their sessions."""
+        self._folder = folder
+        self._parts: list[Part] = []
+        self._socket = folder / "sockets" / "turns.sock"
+        self._socket.parent.mkdir()
+        self._arbiter = self._start_arbiter(tenants)
+        self.tenants = [
+            self._part(one.part, one.name, self._socket, *one.arguments, gate=True)
+            for one in tenants
+        ]
+        roots = {
+            one.name: [{"pid": part.pid, "start_time": process(part.pid).start_time}]
+            for one, part in zip(tenants, self.tenants, strict=True)
+        }
+        (folder / "processes.json").write_text(json.dumps(roots))
+        for part in self.tenants:
+            part.open_gate()
+        for part in self.tenants:
+            part.answer()
+
+    def bare(self) -> Part:
+        """Start the baseline, server and client; the client is ready."""
+        socket = self._socket.with_name("bare.sock")
+        self._part("bare-server", socket).answer()
+        client = self._part("bare-client", socket)
+        client.answer()
+        return client
+
+    @property
+    def journal_bytes(self) -> int:
+        """Size of the arbiter's journal."""
+        return (self._folder / "state" / "turns.journal").stat().st_size
+
+    @property
+    def arbiter_bytes(self) -> int:
+        """The arbiter's resident memory (VmRSS)."""
+        status = Path(f"/proc/{self._arbiter.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
+        return int(line.split()[1]) << 10
+
+    @property
+    def arbiter_files(self) -> int:
+        """How many descriptors the arbiter has open."""
+        return len(os.listdir(f"/proc/{self._arbiter.pid}/fd"))
+
+    def close(self) -> None:
+        """End all processes."""
+        for part in self._parts:
+            part.kill()
+        self._arbiter.kill()
+        self._arbiter.wait()
+
+    def _part(self, *arguments: object, gate: bool = False) -> Part:
+        started = Part(*arguments, gate=gate)
+        self._parts.append(started)
+        return started
+
+    def _start_arbiter(self, tenants: Sequence[Tenant]) -> "subprocess.Popen[bytes]":
+        devices = {one.device: self._folder / one.device for one in tenants}
+        for device in devices.values():
+            device.mkdir()
+            mount_tmpfs(device, DEVICE_SIZE)
+        members = {
+            one.name: {"devices": [one.device], "need": None, "residual": 0} for one in tenants
+        }
+        node = {
+            "state_dir": str(self._folder / "state"),
+            "events": str(self._folder / "events.jsonl"),
+            "processes": str(self._folder / "processes.json"),
+            "devices": {name: {"simulated": str(device)} for name, device in devices.items()},
+            "claims": {"bench": {"socket_dir": str(self._socket.parent), "tenants": members}},
+            "limits": {},
+        }
+        file = self._folder / "node.json"
+        file.write_text(json.dumps(node))
+        with (self._folder / "arbiter.log").open("w") as log:
+            return subprocess.Popen([*_PYTHON, "dra_driver", "--node", file], stderr=log)
+
+
+@contextmanager
+def node(folder: Path, tenants: Sequence[Tenant] = PAIR) -> Iterator[Node]:
+    """A node in a folder of its own."""
+    made = Node(Path(tempfile.mkdtemp(dir=folder)), tenants)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """One process on each core that does nothing but compute."""
+    spinners = [Part("spinner") for _ in os.sched_getaffinity(0)]
+    try:
+        for one in spinners:
+            one.answer()
+        yield
+    finally:
+        for one in spinners:
+            one.kill()
+
+
+def hand_over(here: Node, handovers: int) -> list[float]:
+    """Seconds of each of an even number of handovers between the node's two tenants.
+
+    From the one's yield, while the other waits, to the other's return from acquire, on
+    CLOCK_MONOTONIC.
+    """
+    for tenant in here.tenants:
+        tenant.ask(["hand", handovers // 2 + 1])
+    turns = sorted(turn for tenant in here.tenants for turn in tenant.answer())
+    times = [
+        began - ended
+        for (epoch, waited, _, ended), (following, _, began, _) in itertools.pairwise(turns)
+        if waited and following == epoch + 1
+    ]
+    if len(times) != handovers:
+        raise RuntimeError(f"{len(times)} handovers were seen where {handovers} were asked for")
+    return times
+
+
+def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """What all benchmarks are called with."""
+    made = argparse.ArgumentParser(
+        prog=f"hack/bench {name}",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("-o", choices=["table", "json"], default="table", dest="output")
+    return made
+
+
+def apart(name: str, benchmark: Callable[[Path], int]) -> int:
+    """Run in a namespace of its own: whatever ends this ends its processes and mounts too.
+
+    The folder given is a tmpfs, as /run is one, where an arbiter's state lies.
+    """
+
+    def body() -> int:
+        mount_tmpfs(Path(folder))
+        return benchmark(Path(folder))
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
+            return contained(body)
+    except NamespaceError as exc:
+        print(f"hack/bench {name}: {exc}", file=sys.stderr)
+        return 2

@@ -1,0 +1,157 @@
+"""The processes of the benchmarks: each does what a line on its stdin asks, and answers in JSON.
+
+python -P -m hack.benchmarks._parts PART ARGUMENT...
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from workload_agents.session import Session
+
+
+class Nothing:
+    """The memory of a tenant that holds none."""
+
+    async def park(self) -> None:
+        """There is nothing to give back."""
+
+    async def restore(self) -> int | None:
+        """There is nothing to bring back."""
+        return None
+
+
+async def bare_server(socket: str) -> None:
+    """The baseline's other end: a unary method that answers with what it got."""
+
+    async def echo(request: bytes, _context: object) -> bytes:
+        return request
+
+    server = grpc.aio.server()
+    method: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(echo)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("Bare", {"Echo": method}),)
+    )
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    _answer("ready")
+    await server.wait_for_termination()
+
+
+async def bare_client(socket: str) -> None:
+    """Calls as often as it is asked to; answers with the seconds of each call."""
+    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/Bare/Echo")
+        await call(b"x", wait_for_ready=True)
+        _answer("ready")
+        async for rounds in _asked():
+            times = []
+            for _ in range(rounds):
+                begin = time.monotonic()
+                await call(b"x")
+                times.append(time.monotonic() - begin)
+            _answer(times)
+
+
+async def tenant(role: str, socket: str) -> None:
+    """Takes turns in either of two ways; holds nothing.
+
+    `["hand", n]`: n turns, each yielded when the other tenant waits for it, but for the last one,
+    which nobody may come to want; answers with each one's epoch, whether it was waited for, and
+    when it began and ended. `["again", n]`: acquires n times what nobody else wants; answers with
+    the seconds of each.
+    """
+    wanted = asyncio.Event()
+    async with Session(Path(socket), role, Nothing(), on_wanted=wanted.set) as session:
+
+        async def hand(count: int) -> list[tuple[int, bool, float, float]]:
+            turns = []
+            for left in reversed(range(count)):
+                wanted.clear()
+                epoch = await session.acquire()
+                began = time.monotonic()
+                if left:
+                    await wanted.wait()
+                ended = time.monotonic()
+                await session.yield_turn()
+                turns.append((epoch, bool(left), began, ended))
+            return turns
+
+        async def again(count: int) -> list[float]:
+            await session.acquire()
+            times = []
+            for _ in range(count):
+                await session.yield_turn()
+                begin = time.monotonic()
+                await session.acquire()
+                times.append(time.monotonic() - begin)
+            await session.yield_turn()
+            return times
+
+        _answer("ready")
+        async for way, count in _asked():
+            _answer(await {"hand": hand, "again": again}[way](count))
+
+
+async def phases(role: str, socket: str, mine: str, others: str) -> None:
+    """One half of a job, whose halves take turns too: a baton goes to and fro in two pipes.
+
+    Asked with `[begin, [seconds, ...]]`: each phase is time asleep in a turn of its own, begun when
+    the baton comes through the pipe `mine`, and at its end the baton goes into `others`. The first
+    phase of the half that begins is at CLOCK_MONOTONIC `begin`, which is null for the other half.
+    Answers with when each phase began and ended.
+    """
+    # Opened for both directions, which waits for nobody (fifo(7)).
+    taking, giving = os.open(mine, os.O_RDWR), os.open(others, os.O_RDWR)
+    async with Session(Path(socket), role, Nothing()) as session:
+        _answer("ready")
+        async for begin, durations in _asked():
+            turns = []
+            for number, phase_s in enumerate(durations):
+                if begin is None or number:
+                    await asyncio.to_thread(os.read, taking, 1)
+                else:
+                    await asyncio.sleep(begin - time.monotonic())
+                await session.acquire()
+                began = time.monotonic()
+                await asyncio.sleep(phase_s)
+                turns.append((began, time.monotonic()))
+                await session.yield_turn()
+                os.write(giving, b".")
+            _answer(turns)
+
+
+async def spinner() -> None:
+    """Keeps a core busy until it is killed."""
+    _answer("ready")
+    while True:
+        pass
+
+
+async def _asked() -> AsyncIterator[Any]:
+    """The lines of stdin, parsed. Reading waits in a thread: a session must go on meanwhile."""
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        yield json.loads(line)
+
+
+def _answer(what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+PARTS: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
+    "bare-server": bare_server,
+    "bare-client": bare_client,
+    "tenant": tenant,
+    "phases": phases,
+    "spinner": spinner,
+}
+
+if __name__ == "__main__":
+    asyncio.run(PARTS[sys.argv[1]](*sys.argv[2:]))
