@@ -181,14 +181,15 @@ def busy_cores() -> Iterator[None]:
             one.kill()
 
 
-def hand_over(here: Node, handovers: int) -> list[float]:
-    """Seconds of each of an even number of handovers between the node's two tenants.
+def hand_over(here: Node, handovers: int, pause_s: float) -> list[float]:
+    """Seconds of each of an even number of handovers between the node's two tenants, with a pause
+    before each.
 
     From the one's yield, while the other waits, to the other's return from acquire, on
     CLOCK_MONOTONIC.
     """
     for tenant in here.tenants:
-        tenant.ask(["hand", handovers // 2 + 1])
+        tenant.ask(["hand", handovers // 2 + 1, pause_s])
     turns = sorted(turn for tenant in here.tenants for turn in tenant.answer())
     times = [
         began - ended

@@ -46,14 +46,15 @@ async def bare_server(socket: str) -> None:
 
 
 async def bare_client(socket: str) -> None:
-    """Calls as often as it is asked to; answers with the seconds of each call."""
+    """Asked with `[n, pause_s]`: n times pauses and calls; answers with the seconds of each."""
     async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/Bare/Echo")
         await call(b"x", wait_for_ready=True)
         _answer("ready")
-        async for rounds in _asked():
+        async for count, pause_s in _asked():
             times = []
-            for _ in range(rounds):
+            for _ in range(count):
+                await asyncio.sleep(pause_s)
                 begin = time.monotonic()
                 await call(b"x")
                 times.append(time.monotonic() - begin)
@@ -63,15 +64,15 @@ async def bare_client(socket: str) -> None:
 async def tenant(role: str, socket: str) -> None:
     """Takes turns in either of two ways; holds nothing.
 
-    `["hand", n]`: n turns, each yielded when the other tenant waits for it, but for the last one,
-    which nobody may come to want; answers with each one's epoch, whether it was waited for, and
-    when it began and ended. `["again", n]`: acquires n times what nobody else wants; answers with
-    the seconds of each.
+    `["hand", n, pause_s]`: n turns, each yielded a pause after the other tenant began to wait for
+    it, but for the last one, which nobody may come to want; answers with each one's epoch, whether
+    it was waited for, and when it began and ended. `["again", n, pause_s]`: acquires n times what
+    nobody else wants, a pause after its yield; answers with the seconds of each.
     """
     wanted = asyncio.Event()
     async with Session(Path(socket), role, Nothing(), on_wanted=wanted.set) as session:
 
-        async def hand(count: int) -> list[tuple[int, bool, float, float]]:
+        async def hand(count: int, pause_s: float) -> list[tuple[int, bool, float, float]]:
             turns = []
             for left in reversed(range(count)):
                 wanted.clear()
@@ -79,16 +80,18 @@ async def tenant(role: str, socket: str) -> None:
                 began = time.monotonic()
                 if left:
                     await wanted.wait()
+                    await asyncio.sleep(pause_s)
                 ended = time.monotonic()
                 await session.yield_turn()
                 turns.append((epoch, bool(left), began, ended))
             return turns
 
-        async def again(count: int) -> list[float]:
+        async def again(count: int, pause_s: float) -> list[float]:
             await session.acquire()
             times = []
             for _ in range(count):
                 await session.yield_turn()
+                await asyncio.sleep(pause_s)
                 begin = time.monotonic()
                 await session.acquire()
                 times.append(time.monotonic() - begin)
@@ -96,8 +99,8 @@ async def tenant(role: str, socket: str) -> None:
             return times
 
         _answer("ready")
-        async for way, count in _asked():
-            _answer(await {"hand": hand, "again": again}[way](count))
+        async for way, count, pause_s in _asked():
+            _answer(await {"hand": hand, "again": again}[way](count, pause_s))
 
 
 async def phases(role: str, socket: str, mine: str, others: str) -> None:

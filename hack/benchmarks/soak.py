@@ -1,8 +1,8 @@
 """Whether anything grows over 10,000 handovers: the arbiter's journal, its memory, the time.
 
-Two tenants that hold nothing hand one device to and fro. The time of a handover is taken in bare
-round trips of the same round, so that what else the machine does is no drift; the last tenth of
-the handovers is compared with the first.
+Two tenants that hold nothing hand one device to and fro without a pause. The time of a handover is
+taken in bare round trips of the same round, so that what else the machine does is no drift; the
+last tenth of the handovers is compared with the first.
 """
 
 import sys
@@ -36,9 +36,9 @@ class Sample:
 
 def sample(here: _lab.Node, bare: _lab.Part, handovers: int) -> Sample:
     """Measure a round."""
-    bare.ask(handovers)
+    bare.ask([handovers, 0.0])
     round_trip_s = median(bare.answer())
-    handover_s = median(_lab.hand_over(here, handovers))
+    handover_s = median(_lab.hand_over(here, handovers, 0.0))
     return Sample(
         handover_s,
         handover_s / round_trip_s,
