@@ -2,7 +2,8 @@
 
     python -P -m hack.benchmarks._copying MIB ROUNDS
 
-Prints a line of JSON for each round: the seconds of each thing.
+Prints a line of JSON for each round: for each thing its seconds, of this process's CPU time (of all
+threads) and by the clock.
 """
 
 import ctypes
@@ -10,8 +11,9 @@ import json
 import mmap
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -19,6 +21,9 @@ from hack.benchmarks.copy import BLOCK_MIB
 from workload_agents.adapters.torch_storage import TorchMemory
 
 BLOCK = BLOCK_MIB << 20
+
+Time: TypeAlias = tuple[float, float]
+"""This process's CPU time and the clock's, in seconds."""
 
 
 def run(blocks: int, rounds: int) -> None:
@@ -29,38 +34,49 @@ def run(blocks: int, rounds: int) -> None:
     memory = TorchMemory()
     memory.hold(held)
     for _ in range(rounds):
-        began = time.perf_counter()
-        memory.park()
-        parked = time.perf_counter()
-        seconds = by_hand(host)
-        resumed = time.perf_counter()
-        memory.restore()
-        restored = time.perf_counter()
-        told = {**seconds, "park": parked - began, "restore": restored - resumed}
-        print(json.dumps(told), flush=True)
+        parking = [_now(), _do(memory.park)]
+        by_hand = _by_hand(host)
+        restoring = [_now(), _do(memory.restore)]
+        told = {"park": parking, **by_hand, "restore": restoring}
+        print(json.dumps({what: _between(*times) for what, times in told.items()}), flush=True)
     if any(not bool((block == number % 251).all()) for number, block in enumerate(held)):
         raise RuntimeError("what was restored is not what was parked")
 
 
-def by_hand(host: list[Any]) -> dict[str, float]:
+def _by_hand(host: list[Any]) -> dict[str, list[Time]]:
     """The same with memcpy: with pages that are there, and with taking and giving them back."""
     blocks = []
-    times = [time.perf_counter()]
+    times = [_now()]
     for place in host:
         blocks.append(_block())
         _memcpy(blocks[-1], place)
-    times.append(time.perf_counter())
+    times.append(_now())
     for place, block in zip(host, blocks, strict=True):
         _memcpy(block, place)
-    times.append(time.perf_counter())
+    times.append(_now())
     for place, block in zip(host, blocks, strict=True):
         _memcpy(place, block)
-    times.append(time.perf_counter())
+    times.append(_now())
+    del block
     for place in host:
         _memcpy(place, blocks.pop())
-    times.append(time.perf_counter())
+    times.append(_now())
     names = ("take_and_copy_in", "copy_in", "copy_out", "copy_out_and_give_back")
-    return {name: end - begin for name, (begin, end) in zip(names, pairwise(times), strict=True)}
+    return {name: list(pair) for name, pair in zip(names, pairwise(times), strict=True)}
+
+
+def _now() -> Time:
+    return time.process_time(), time.perf_counter()
+
+
+def _do(work: Callable[[], object]) -> Time:
+    """When it was done."""
+    work()
+    return _now()
+
+
+def _between(begin: Time, end: Time) -> dict[str, float]:
+    return {"cpu": end[0] - begin[0], "wall": end[1] - begin[1]}
 
 
 def _block() -> Any:
