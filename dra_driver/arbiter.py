@@ -8,14 +8,12 @@ arbiter ends: whoever starts it again gets the node as it was stored.
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Protocol, assert_never
 
 import grpc
@@ -23,13 +21,11 @@ import grpc
 from claim_phases import wire
 from claim_phases.events import (
     Arm,
-    Condition,
     Connected,
     Effect,
     Event,
     Fired,
     Gone,
-    Judged,
     Kill,
     Lost,
     Measure,
@@ -58,6 +54,7 @@ from claim_phases.turns import Turns
 from claim_phases.turns_pb2 import FromTenant
 from claim_phases.turns_pb2_grpc import TurnsServicer
 from dra_driver.devices import Device
+from dra_driver.event_log import EventLog
 from dra_driver.journal import Journal
 from dra_driver.peers import Peer
 from dra_driver.processes import Process, RegistryError, runs
@@ -68,9 +65,6 @@ log = logging.getLogger("tandem.arbiter")
 HELLO_WITHIN_S = 5.0
 OUTGOING_MAX = 64
 """Messages that may wait for a tenant that does not read; it is cut off then."""
-
-EVENTS_MAX = 64 << 20
-"""Bytes of the file of events after which it is begun anew; one older file is kept."""
 
 SessionContext = grpc.aio.ServicerContext[Any, Any]
 
@@ -124,7 +118,7 @@ class Arbiter(TurnsServicer):
         devices: Mapping[str, Device],
         roster: Roster,
         peers: Peers,
-        events: Path,
+        events: EventLog,
         clock: Callable[[], float],
         listener: Callable[[Told], None],
     ) -> None:
@@ -133,7 +127,7 @@ class Arbiter(TurnsServicer):
         self._devices = devices
         self._roster = roster
         self._peers = peers
-        self._events = events.open("a")
+        self._events = events
         self._clock = clock
         self._listener = listener
         self._loop = asyncio.get_running_loop()
@@ -144,15 +138,14 @@ class Arbiter(TurnsServicer):
         self._put_off = ""
         self._scans: set[asyncio.Task[None]] = set()
         self._pending: deque[Event] = deque()
-        self._told: list[dict[str, Any]] = []
 
     def start(self) -> None:
         """Take up the node as its journal has it."""
         node = self._turns.node
-        self._log({"kind": "start", "boot_id": node.boot_id, "epoch": node.epoch})
+        self._events.started(node)
         for tenant in list(node.tenants.values()):
             # What the last arbiter stored and did not live to tell.
-            self._tell(
+            self._events.tell(
                 PhaseChanged(
                     tenant.name, tenant.phase, tenant.phase, tenant.epoch, tenant.who.devices
                 ),
@@ -177,7 +170,6 @@ class Arbiter(TurnsServicer):
         for life in self._lives.values():
             self._unwatch(life)
         self._lives.clear()
-        self._write_told()
         self._events.close()
 
     # -- the machine ----------------------------------------------------------------------------
@@ -224,7 +216,7 @@ class Arbiter(TurnsServicer):
             case Kill(tenant, devices):
                 self._kill(tenant, devices)
             case Tell(at, what):
-                self._tell(what, at)
+                self._events.tell(what, at)
                 self._listener(what)
                 if isinstance(what, PhaseChanged) and what.after is Phase.RUNNING:
                     self._runs(what.tenant)
@@ -309,6 +301,7 @@ class Arbiter(TurnsServicer):
         caller = self._roster.tenant_of_caller(hello.caller) if hello.caller else ""
         try:
             self.handle(Connected(session.who, hello, caller))
+            self._introduce(session.who)
             if not self._is_watched(session):
                 self._watch(session.who)
             await self._converse(session, context)
@@ -316,6 +309,11 @@ class Arbiter(TurnsServicer):
             if self._sessions.get(session.who.tenant) is session:
                 del self._sessions[session.who.tenant]
                 self.handle(Lost(session.who.tenant))
+
+    def _introduce(self, who: Membership) -> None:
+        tenant = self._turns.node.tenants.get(who.tenant)
+        if tenant is not None and tenant.who.incarnation == who.incarnation:
+            self._events.joined(who, self._roster.job(who))
 
     async def _admit(self, peer: Peer | None, hello: TenantMessage | None) -> _Session:
         if not isinstance(hello, Hello):
@@ -449,62 +447,6 @@ class Arbiter(TurnsServicer):
             session.put(None)
         if not life.parts:
             self._watch(who)  # what began meanwhile, or the end
-
-    # -- for people -----------------------------------------------------------------------------
-
-    def _tell(self, what: Told, at: float) -> None:
-        match what:
-            case PhaseChanged():
-                after = what.after.value if what.after is not None else "Gone"
-                self._log(
-                    {
-                        "t": at,
-                        "kind": "phase",
-                        "tenant": what.tenant,
-                        "from": what.before.value,
-                        "to": after,
-                        "epoch": what.epoch,
-                        "devices": list(what.devices),
-                        "weights": what.weights,
-                    }
-                )
-            case Judged():
-                self._log({"t": at, "kind": "measured", **asdict(what)})
-            case Condition(kind, message, tenant, device, size):
-                log.warning("%s: %s", kind.value, message)
-                self._log(
-                    {
-                        "t": at,
-                        "kind": "condition",
-                        "condition": kind.value,
-                        "tenant": tenant,
-                        "device": device,
-                        "bytes": size,
-                        "message": message,
-                    }
-                )
-            case _:
-                assert_never(what)
-
-    def _log(self, record: dict[str, Any]) -> None:
-        if not self._told:
-            self._loop.call_soon(self._write_told)  # after the messages of this step
-        self._told.append({"t": self._clock(), **record})
-
-    def _write_told(self) -> None:
-        told, self._told = self._told, []
-        if not told or self._events.closed:
-            return
-        try:
-            if os.fstat(self._events.fileno()).st_size > EVENTS_MAX:
-                path = Path(self._events.name)
-                path.replace(path.with_suffix(".before.jsonl"))
-                self._events.close()
-                self._events = path.open("a")
-            self._events.write("".join(json.dumps(record) + "\n" for record in told))
-            self._events.flush()
-        except OSError as exc:
-            log.error("%s cannot be written: %s", self._events.name, exc)
 
 
 def served(protocol: str) -> bool:

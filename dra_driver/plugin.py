@@ -1,11 +1,12 @@
 """Wires the driver of a cluster's node: kubelet, API server, devices, arbiter."""
 
 import asyncio
+import contextlib
 import logging
 import mmap
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -14,12 +15,13 @@ import yaml
 from pydantic import Field, ValidationError
 
 from claim_phases.turns import Limits
-from dra_driver import cluster, kubelet, mounts, serving
+from dra_driver import cluster, kubelet, metrics, mounts, serving
 from dra_driver.cdi import LIBRARY
 from dra_driver.checkpoint import Checkpoint
 from dra_driver.claims import Claims
 from dra_driver.devices import Device
 from dra_driver.devices.simulated import SimulatedDevice
+from dra_driver.event_log import EventLog
 from dra_driver.fields import Capacity, Name, Strict, fault
 from dra_driver.layout import Layout, node_layout
 from dra_driver.pods import PodRoster
@@ -55,11 +57,22 @@ class LimitsConfig(Strict):
     restore_s: Annotated[float, Field(gt=0)] = Limits().restore_s
 
 
+class MetricsConfig(Strict):
+    """Where Prometheus may ask: an address of the driver's pod (0.0.0.0 or :: for all), a port."""
+
+    host: str
+    port: Annotated[int, Field(ge=1, le=65535)]
+
+
 class DriverConfig(Strict):
-    """What an admin says of a node: its devices, and how long things may take."""
+    """What an admin says of a node: its devices, how long things may take, who may ask of them.
+
+    Without `metrics` nothing listens.
+    """
 
     devices: Annotated[dict[Name, SimulatedConfig], Field(min_length=1, max_length=64)]
     limits: LimitsConfig = LimitsConfig()
+    metrics: MetricsConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +147,12 @@ async def _serve(
     async with cluster.connected(me.node) as api:
         roster = PodRoster(state.node, checkpoint.get, api)
         teller = Teller(api, state.node, me.node, checkpoint)
-        async with serving.arbitrating(
-            state, devices, roster, limits, layout.events, teller.note
-        ) as running:
+        async with (
+            serving.arbitrating(
+                state, devices, roster, limits, layout.events, teller.note
+            ) as running,
+            _metrics(settings.metrics, running.events),
+        ):
 
             def forget(claim: str) -> None:
                 prepared = checkpoint.get(claim)
@@ -168,6 +184,24 @@ async def _serve(
                     for task in (told, published):
                         task.cancel()
                     await asyncio.gather(told, published, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _metrics(settings: MetricsConfig | None, events: EventLog) -> AsyncIterator[None]:
+    if settings is None:
+        yield
+        return
+    try:
+        serving_metrics = metrics.serve(settings.host, settings.port, events.accounts)
+    except OSError as exc:
+        raise SettingsError(
+            f"metrics: {settings.host} port {settings.port} cannot be listened on "
+            f"({exc.strerror or exc}): name another"
+        ) from exc
+    try:
+        yield
+    finally:
+        serving_metrics.close()
 
 
 async def _first(*futures: "asyncio.Future[Any]") -> None:

@@ -23,6 +23,7 @@ from claim_phases.turns_pb2_grpc import add_TurnsServicer_to_server
 from dra_driver import journal
 from dra_driver.arbiter import Arbiter
 from dra_driver.devices import Device
+from dra_driver.event_log import EventLog
 from dra_driver.journal import Journal, JournalError
 from dra_driver.peers import Peer, Relay, private_directory
 from dra_driver.roster import Roster
@@ -116,10 +117,11 @@ def opened(
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """An arbiter that decides, and the relay that serves its claims' sockets."""
+    """An arbiter that decides, the relay that serves its claims' sockets, and what is told."""
 
     arbiter: Arbiter
     relay: Relay
+    events: EventLog
 
 
 @contextlib.asynccontextmanager
@@ -138,8 +140,9 @@ async def arbitrating(
     inner /= secrets.token_hex(4)
     relay = Relay(inner, census.counted_as)
     turns = Turns(state.node, limits)
+    told = EventLog(events, time.monotonic)
     arbiter = Arbiter(
-        turns, state.store, dict(devices), census, relay, events, time.monotonic, listener
+        turns, state.store, dict(devices), census, relay, told, time.monotonic, listener
     )
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_TurnsServicer_to_server(arbiter, server)
@@ -151,7 +154,7 @@ async def arbitrating(
         arbiter.start()
         log.info("arbitrates %s", ", ".join(devices))
         gc.freeze()  # what is there stays: a collection in the middle of a handover passes it over
-        yield Running(arbiter, relay)
+        yield Running(arbiter, relay, told)
     finally:
         relay.close()
         arbiter.close()

@@ -1,56 +1,18 @@
 """Copies of files that grow on a node: what the driver tells, what containers print."""
 
 import json
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
+
+from tandem.growing_file import GrowingFile
 
 PODS: Final = "/var/log/pods"
 """Where a kubelet keeps what containers print: NAMESPACE_POD_UID/CONTAINER/RESTARTS.log"""
 
 # One line of a container, or a part of it ("P"), as the runtime writes it (KEP-2411).
 _PRINTED: Final = re.compile(rb"\S+ (?:stdout|stderr) ([FP]) (.*)", re.DOTALL)
-
-
-class GrowingFile:
-    """The complete lines of a file that somebody else writes, and may replace by a new one.
-
-    It need not exist yet. `from_now`: what is in it now is left out.
-    """
-
-    def __init__(self, path: Path, *, from_now: bool = False) -> None:
-        self._path = path
-        self._torn = b""
-        self._file = _opened(path)
-        if self._file is not None and from_now:
-            self._file.seek(0, os.SEEK_END)
-
-    def lines(self) -> Iterator[bytes]:
-        """Those that were completed since the last time."""
-        while True:
-            if self._file is None:
-                self._file = _opened(self._path)
-                if self._file is None:
-                    return
-            yield from self._added(self._file)
-            if _is_at(self._file, self._path):
-                return
-            # Replaced: what was written to the old one meanwhile comes first.
-            yield from self._added(self._file)
-            self.close()
-            self._torn = b""
-
-    def close(self) -> None:
-        """Let it go."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _added(self, file: BinaryIO) -> Iterator[bytes]:
-        *lines, self._torn = (self._torn + file.read()).split(b"\n")
-        yield from lines
 
 
 class NodeEvents:
@@ -65,6 +27,10 @@ class NodeEvents:
         """Copy what is new."""
         for line in self._source.lines():
             record = json.loads(line)
+            if record["kind"] == "accounts":
+                continue  # of what was told before, by other names
+            if "tenants" in record:
+                record["tenants"] = [self._roles.get(one, one) for one in record["tenants"]]
             named = record.get("tenant")
             if named in self._roles:
                 record["tenant"] = self._roles[named]
@@ -116,18 +82,3 @@ def _printed(line: bytes) -> bytes:
         return line + b"\n"
     kind, text = found.groups()
     return bytes(text) + (b"\n" if kind == b"F" else b"")
-
-
-def _opened(path: Path) -> BinaryIO | None:
-    try:
-        return path.open("rb")
-    except FileNotFoundError:
-        return None
-
-
-def _is_at(file: BinaryIO, path: Path) -> bool:
-    """Whether the path is still the file's; while there is none, it may come back."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return True

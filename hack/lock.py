@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = ROOT / "pyproject.toml"
 LOCK = ROOT / "requirements.lock"
 IMAGES_LOCK = ROOT / "hack" / "images" / "requirements.lock"
-IMAGES_EXTRAS = ("agent", "driver", "extender")
+IMAGES_EXTRAS = ("agent", "cli", "driver", "extender")
 
 
 def header(pyproject: dict[str, Any]) -> str:

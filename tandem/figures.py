@@ -27,6 +27,15 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} µs"
 
 
+def brief(seconds: float) -> str:
+    """The same in at most seven characters, for columns; hours from the first on."""
+    if seconds < 60:
+        return duration(seconds).replace(" ", "")
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
+
+
 def sparkline(values: Sequence[float], width: int) -> str:
     """The last `width` values as one line of block characters, lowest to highest."""
     shown = [value for value in values if math.isfinite(value)][-width:]

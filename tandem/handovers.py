@@ -1,9 +1,10 @@
 """From phase changes to what they mean: stays in a phase, grants, starts and handovers. Pure."""
 
+import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from claim_phases.phases import Phase
 from tandem.run_files import Measured, PhaseChange
@@ -111,13 +112,19 @@ class Turns:
     handovers: tuple[Handover, ...]
 
 
-def turns(changes: Sequence[PhaseChange], measured: Sequence[Measured], end: float) -> Turns:
+def turns(
+    changes: Sequence[PhaseChange],
+    measured: Sequence[Measured],
+    end: float,
+    begin: float = -math.inf,
+) -> Turns:
     """Join phase changes, in the order of time, into stays and handovers.
 
     Args:
         changes: of every tenant, as the arbiter told them.
         measured: the reads of the devices, for `Handover.reads`.
         end: the moment at which stays that nothing ended are cut, in seconds.
+        begin: what ended before is left out, and stays are cut there, in seconds.
     """
     stays = _stays(changes, end)
     by_tenant: dict[str, list[Stay]] = defaultdict(list)
@@ -127,10 +134,16 @@ def turns(changes: Sequence[PhaseChange], measured: Sequence[Measured], end: flo
     for change in changes:
         follower.see(change)
     return Turns(
-        stays=stays,
-        grants=len(follower.granted),
-        starts=tuple(follower.starts),
-        handovers=tuple(_split(passed, by_tenant, measured) for passed in follower.passed),
+        stays=tuple(
+            replace(stay, start=max(stay.start, begin)) for stay in stays if stay.end >= begin
+        ),
+        grants=sum(t >= begin for t in follower.granted.values()),
+        starts=tuple(start for start in follower.starts if start.end >= begin),
+        handovers=tuple(
+            _split(passed, by_tenant, measured)
+            for passed in follower.passed
+            if passed.start >= begin
+        ),
     )
 
 
@@ -189,7 +202,7 @@ class _Follower:
     """Follows the changes one by one and notes each grant, start and handover."""
 
     def __init__(self) -> None:
-        self.granted: set[tuple[str, int]] = set()
+        self.granted: dict[tuple[str, int], float] = {}
         self.starts: list[Start] = []
         self.passed: list[_Passed] = []
         self._waiting: dict[str, float] = {}
@@ -225,7 +238,7 @@ class _Follower:
 
     def _run(self, change: PhaseChange) -> None:
         tenant = change.tenant
-        self.granted.add((tenant, change.epoch))
+        self.granted.setdefault((tenant, change.epoch), change.t)
         waiting = self._waiting.pop(tenant, None)
         if tenant not in self._has_run:
             self._has_run.add(tenant)

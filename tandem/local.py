@@ -26,7 +26,7 @@ from tandem import namespace, run_files
 from tandem.children import Child, Children
 from tandem.config import LocalConfig, TenantConfig
 from tandem.local_view import LocalView
-from tandem.results import CONFIG
+from tandem.results import CONFIG, RUN
 from tandem.run_files import ArbiterStart, Condition, PhaseChange, RunFileError
 
 SAMPLING_MS: Final = 100
@@ -151,7 +151,7 @@ def run(
         except namespace.NamespaceError as exc:
             raise RunError(str(exc)) from exc
     try:
-        told = json.loads((out / "run.json").read_text())
+        told = json.loads((out / RUN).read_text())
     except FileNotFoundError as exc:
         raise RunError(f"the runner ended with status {status} before the run did") from exc
     return RunResult(**told | {"failures": tuple(told["failures"])})
@@ -210,7 +210,7 @@ class _Inside:
         with LocalView(self._config.job, self._console, began) as self._view:
             failures = asyncio.run(self._run())
         result = RunResult(time.monotonic() - began, self._statuses, failures, self._signal)
-        (self._out / "run.json").write_text(json.dumps(asdict(result), indent=2) + "\n")
+        (self._out / RUN).write_text(json.dumps(asdict(result), indent=2) + "\n")
         return 0
 
     def _prepare(self) -> None:

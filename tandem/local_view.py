@@ -13,8 +13,10 @@ from claim_phases.phases import TURN, Phase
 from tandem import figures
 from tandem.report import SIMULATED
 from tandem.run_files import (
+    AccountsKept,
     ArbiterStart,
     Condition,
+    Joined,
     Measured,
     PhaseChange,
     Progress,
@@ -25,7 +27,7 @@ from tandem.run_files import (
 _BAR: Final = 32
 _SPARK: Final = 40
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
-_STYLES: Final = {
+STYLES: Final = {
     Phase.RUNNING: "bold blue",
     Phase.RESTORING: "green",
     Phase.YIELDED: "cyan",
@@ -89,7 +91,7 @@ class LocalView:
                     self._print(record.t, self._iteration())
             case Condition():
                 self._print(record.t, f"{record.condition}: {record.message}", "bold red")
-            case ArbiterStart() | Measured():
+            case ArbiterStart() | Measured() | Joined() | AccountsKept():
                 pass
 
     def say(self, line: str) -> None:
@@ -152,7 +154,7 @@ class LocalView:
         table = Table.grid(padding=(0, 2))
         for tenant, change in sorted(self._phases.items()):
             phase = change.after
-            style = _STYLES.get(phase, "dim") if isinstance(phase, Phase) else "dim"
+            style = STYLES.get(phase, "dim") if isinstance(phase, Phase) else "dim"
             turn = f"turn, epoch {change.epoch}" if phase in TURN else ""
             weights = "" if change.weights is None else f"weights v{change.weights}"
             since = figures.duration(max(0.0, self._now - change.t))

@@ -39,10 +39,15 @@ def trace(title: str, run: Run, report: Report) -> dict[str, Any]:
     }
 
 
+def text(title: str, run: Run, report: Report) -> str:
+    """The trace as the content of a file."""
+    return json.dumps(trace(title, run, report), separators=(",", ":"))
+
+
 def save(folder: Path, title: str, run: Run, report: Report) -> Path:
     """Write the trace into the run's folder and return its path."""
     path = folder / TRACE
-    path.write_text(json.dumps(trace(title, run, report), separators=(",", ":")), encoding="utf-8")
+    path.write_text(text(title, run, report), encoding="utf-8")
     return path
 
 
@@ -75,7 +80,7 @@ def _tenants(run: Run, report: Report, begin: float) -> Iterator[Entry]:
                 "weights": stay.weights,
             },
         }
-    for t, tenant, version in weights_marks(run.changes):
+    for t, tenant, version in weights_marks(run.changes, run.since):
         yield {
             "ph": "i",
             "cat": "weights",

@@ -90,6 +90,7 @@ class Report:
         weights_check_max: the worst iteration's; not a number if any iteration's was not.
         sampling_ms: from the end of one of the observer's samples to the end of the next.
         residual_budget: bytes that a tenant may keep while it has no turn.
+        judged: whether there is a verdict.
         violations: sentences of the verdict; none means that all of its rules held.
     """
 
@@ -113,6 +114,7 @@ class Report:
     weights_check_max: float | None
     sampling_ms: Percentiles
     residual_budget: Mapping[str, int]
+    judged: bool
     violations: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -162,16 +164,18 @@ class Report:
             console.print(Text(f"violation: {violation}", style="bold red"))
 
 
-def summarise(run: Run, *, residual_budget: Mapping[str, int], violations: Sequence[str]) -> Report:
+def summarise(
+    run: Run, *, residual_budget: Mapping[str, int], violations: Sequence[str] | None
+) -> Report:
     """Compute the figures of a run that has ended.
 
     Args:
         run: what its files say.
         residual_budget: bytes that each tenant may keep while it has no turn; shown, not judged.
-        violations: the verdict's sentences, to be shown with the figures.
+        violations: the verdict's sentences, to be shown with the figures; None: nobody judged.
     """
     begin, end = run.span
-    passed = turns(run.changes, run.measured, end)
+    passed = turns(run.changes, run.measured, end, begin)
     told = {progress.iteration: progress for progress in run.progress}
     iterations = [told[iteration] for iteration in sorted(told)]
     rewards = tuple(one.reward for one in iterations if one.reward is not None)
@@ -203,7 +207,8 @@ def summarise(run: Run, *, residual_budget: Mapping[str, int], violations: Seque
             [(after.t1 - before.t1) * 1e3 for before, after in pairwise(run.samples)]
         ),
         residual_budget=dict(residual_budget),
-        violations=tuple(violations),
+        judged=violations is not None,
+        violations=tuple(violations or ()),
         notes=run.notes,
     )
 

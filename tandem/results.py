@@ -1,7 +1,10 @@
 """What a run amounts to: its files are read, judged, summarised and drawn, in its own folder."""
 
 import json
+import os
+import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -9,10 +12,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tandem import perfetto, run_files, timeline
 from tandem.report import Report, summarise
-from tandem.run_files import RunFileError
+from tandem.run_files import Run, RunFileError
 from tandem.verdict import Budget, Rules, judge
 
 CONFIG: Final = "config.json"
+RUN: Final = "run.json"
+"""How a local run ended; written at its end."""
+
 REPORT: Final = "report.json"
 
 
@@ -40,23 +46,73 @@ class Agreement(_Part):
     tenants: Mapping[str, AgreedTenant]
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """What a timeline shows: of a run, or of a node."""
+
+    title: str
+    run: Run
+    report: Report
+
+    def page(self) -> str:
+        """As a page for a browser."""
+        return timeline.page(self.title, self.run, self.report)
+
+    def trace(self) -> str:
+        """As a trace for Perfetto."""
+        return perfetto.text(self.title, self.run, self.report)
+
+    def save(self, folder: Path) -> tuple[Path, Path]:
+        """Write both into the folder; return their paths. Raises RunFileError."""
+        try:
+            return (
+                timeline.save(folder, self.title, self.run, self.report),
+                perfetto.save(folder, self.title, self.run, self.report),
+            )
+        except OSError as exc:
+            raise RunFileError(
+                f"{folder}: the timeline cannot be written there ({exc.strerror}): print it with "
+                f"-o html or -o perfetto"
+            ) from exc
+
+
 def evaluate(out: Path) -> Report:
     """Judge the run in `out`; write report.json, timeline.html and the Perfetto trace there.
 
     Raises:
         RunFileError: a file of the run is missing or malformed.
     """
-    agreed = _agreement(out / CONFIG)
     run = run_files.read_run(out)
-    report = summarise(
-        run,
-        residual_budget={name: tenant.residual for name, tenant in agreed.tenants.items()},
-        violations=judge(run, _rules(agreed)),
-    )
-    (out / REPORT).write_text(json.dumps(report.to_json(), indent=2) + "\n")
-    timeline.save(out, agreed.job, run, report)
-    perfetto.save(out, agreed.job, run, report)
-    return report
+    judged = _judged(out, run, run)
+    (out / REPORT).write_text(json.dumps(judged.report.to_json(), indent=2) + "\n")
+    judged.save(out)
+    return judged.report
+
+
+def draw(folder: Path, last_s: float | None) -> Drawing:
+    """What there is of a run, judged, or of a node, of which nobody sampled the memory.
+
+    Args:
+        folder: a run's, or that of a node's driver.
+        last_s: how much is shown, up to the last event; None: all that there is.
+
+    Raises:
+        RunFileError: a file is missing or malformed.
+    """
+    run = run_files.read_run(folder)
+    shown = run if last_s is None else run.last(last_s)
+    if (folder / CONFIG).is_file():
+        return _judged(folder, run, shown)
+    node = os.environ.get("NODE_NAME") or platform.node()
+    return Drawing(f"node {node}", shown, summarise(shown, residual_budget={}, violations=None))
+
+
+def _judged(out: Path, run: Run, shown: Run) -> Drawing:
+    agreed = _agreement(out / CONFIG)
+    budgets = {name: tenant.residual for name, tenant in agreed.tenants.items()}
+    violations = judge(run, _rules(agreed))
+    report = summarise(shown, residual_budget=budgets, violations=violations)
+    return Drawing(agreed.job, shown, report)
 
 
 def _rules(agreed: Agreement) -> Rules:

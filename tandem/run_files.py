@@ -5,15 +5,17 @@ A file may be read while it grows (`Tail`); both ways parse with the same types.
 """
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, Generic, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from claim_phases.phases import Phase
+from dra_driver.event_log import before
 
 EVENTS: Final = "events.jsonl"
 SAMPLES: Final = "samples.jsonl"
@@ -76,9 +78,11 @@ class Condition:
     t: float
     condition: Literal[
         "Cleared",
+        "Escalated",
         "Faulted",
         "ForeignMemory",
         "Intruder",
+        "NoRoom",
         "Refused",
         "RestoreFailed",
         "SessionLost",
@@ -90,7 +94,28 @@ class Condition:
     kind: Literal["condition"] = "condition"
 
 
-Event = ArbiterStart | PhaseChange | Measured | Condition
+@dataclass(frozen=True)
+class Joined:
+    """A tenant said hello: whose it is. `life` differs between two lives of one tenant."""
+
+    t: float
+    tenant: str
+    job: str
+    role: str
+    life: str
+    devices: tuple[str, ...]
+    kind: Literal["tenant"] = "tenant"
+
+
+@dataclass(frozen=True)
+class AccountsKept:
+    """The accounts of all that was told before (claim_phases.accounts); `books` reads them."""
+
+    t: float
+    kind: Literal["accounts"] = "accounts"
+
+
+Event = ArbiterStart | PhaseChange | Measured | Condition | Joined | AccountsKept
 
 
 @dataclass(frozen=True)
@@ -149,6 +174,7 @@ class Run:
     """All that a run's folder says, each kind in the order of time.
 
     `notes` are sentences about what was left out or is missing, for whoever reads the figures.
+    What happened before `since` is there for what it says of the time after, and is not shown.
     """
 
     starts: tuple[ArbiterStart, ...]
@@ -158,15 +184,27 @@ class Run:
     samples: tuple[Sample, ...]
     progress: tuple[Progress, ...]
     notes: tuple[str, ...]
+    since: float = -math.inf
 
     @property
     def span(self) -> tuple[float, float]:
-        """When the first and the last thing in any of the files happened."""
+        """When the first and the last thing happened that is shown, in any of the files."""
         moments = [event.t for kind in (self.starts, self.changes, self.measured) for event in kind]
         moments += [condition.t for condition in self.conditions]
         moments += [moment for sample in self.samples for moment in (sample.t0, sample.t1)]
         moments += [progress.t for progress in self.progress]
-        return (min(moments), max(moments)) if moments else (0.0, 0.0)
+        return (max(self.since, min(moments)), max(moments)) if moments else (0.0, 0.0)
+
+    def last(self, seconds: float) -> "Run":
+        """The same, of which only the last seconds are shown."""
+        since = self.span[1] - seconds
+        return replace(
+            self,
+            conditions=tuple(one for one in self.conditions if one.t >= since),
+            samples=tuple(one for one in self.samples if one.t0 >= since),
+            progress=tuple(one for one in self.progress if one.t >= since),
+            since=since,
+        )
 
 
 _T = TypeVar("_T")
@@ -210,8 +248,12 @@ class Tail(Generic[_T]):
 
 def events(folder: Path) -> Tail[Event]:
     """The arbiter's file of the run in `folder`."""
+    return _events(folder / EVENTS)
+
+
+def _events(path: Path) -> Tail[Event]:
     kinds: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
-    return Tail(folder / EVENTS, kinds)
+    return Tail(path, kinds)
 
 
 def samples(folder: Path) -> Tail[Sample]:
@@ -252,7 +294,11 @@ def read_run(folder: Path) -> Run:
     if not (folder / EVENTS).is_file():
         raise RunFileError(f"{folder}: no {EVENTS}, so this is not a run's folder: name another")
     notes: list[str] = []
-    happened = sorted(_whole(events(folder), folder / EVENTS, notes), key=lambda event: event.t)
+    told = _whole(events(folder), folder / EVENTS, notes)
+    older = before(folder / EVENTS)
+    if older.is_file():
+        told += _whole(_events(older), older, notes)
+    happened = sorted(told, key=lambda event: event.t)
     return Run(
         starts=tuple(event for event in happened if isinstance(event, ArbiterStart)),
         changes=tuple(event for event in happened if isinstance(event, PhaseChange)),

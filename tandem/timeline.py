@@ -68,15 +68,17 @@ def save(folder: Path, title: str, run: Run, report: Report) -> Path:
     return path
 
 
-def weights_marks(changes: Sequence[PhaseChange]) -> list[tuple[float, str, int]]:
-    """When (t) which tenant was first seen to serve which version of the weights."""
+def weights_marks(
+    changes: Sequence[PhaseChange], since: float = -math.inf
+) -> list[tuple[float, str, int]]:
+    """When (t) which tenant was first seen to serve which version of the weights, since then."""
     served: dict[str, int | None] = {}
     marks: list[tuple[float, str, int]] = []
     for change in changes:
         if change.weights is not None and change.weights != served.get(change.tenant):
             marks.append((change.t, change.tenant, change.weights))
         served[change.tenant] = change.weights
-    return marks
+    return [mark for mark in marks if mark[0] >= since]
 
 
 def _split_rows(report: Report) -> list[tuple[str, Percentiles]]:
@@ -137,7 +139,8 @@ def _data(run: Run, report: Report, begin: float, end: float) -> dict[str, Any]:
             for name, use in report.devices.items()
         ],
         "weights": [
-            [at(t), tenants[tenant], version] for t, tenant, version in weights_marks(run.changes)
+            [at(t), tenants[tenant], version]
+            for t, tenant, version in weights_marks(run.changes, run.since)
         ],
         "progress": [
             [at(one.t), one.iteration, _finite(one.reward), _finite(one.weights_check)]
@@ -147,7 +150,7 @@ def _data(run: Run, report: Report, begin: float, end: float) -> dict[str, Any]:
             [at(one.t), one.condition, one.tenant, one.device, one.bytes, one.message]
             for one in run.conditions
         ],
-        "restarts": [at(start.t) for start in run.starts[1:]],
+        "restarts": [at(start.t) for start in run.starts[1:] if start.t >= begin],
     }
 
 

@@ -174,7 +174,8 @@ class Node:
         self._roots: dict[str, list[dict[str, int]]] = {}
         for device in self.devices.values():
             device.mkdir()
-        # A pipe in place of the event log: reading it is waiting for what is told.
+        self.told = folder / "events"
+        """Where the arbiter tells: a pipe, so that reading it is waiting for what is told."""
         os.mkfifo(folder / "events")
         reading = os.open(folder / "events", os.O_RDONLY | os.O_NONBLOCK)
         self._events_end = (folder / "events").open("w")  # no arbiter's end is the pipe's end
@@ -215,7 +216,7 @@ class Node:
         file = self.folder / "node.json"
         node = {
             "state_dir": str(self.folder / "state"),
-            "events": str(self.folder / "events"),
+            "events": str(self.told),
             "processes": str(self._processes),
             "devices": {name: {"simulated": str(path)} for name, path in self.devices.items()},
             "claims": self._claims,

@@ -14,6 +14,7 @@ from claim_phases.node import Device, Membership, Node, Tenant
 from claim_phases.phases import Phase
 from claim_phases.turns import Limits, Turns
 from dra_driver.arbiter import Arbiter, _Session
+from dra_driver.event_log import EventLog
 from dra_driver.journal import Journal
 from dra_driver.peers import Peer
 from dra_driver.processes import Process, process
@@ -39,6 +40,9 @@ class Roster:
 
     def budget(self, tenant: str, device: str) -> int:
         return 0
+
+    def job(self, who: Membership) -> str:
+        return ""
 
     def tenant_of_caller(self, caller: str) -> str:
         return ""
@@ -74,7 +78,7 @@ async def arbiter(tmp_path: Path, roster: Roster) -> Any:
             {},
             roster,
             Peers(),
-            tmp_path / "events",
+            EventLog(tmp_path / "events", time.monotonic),
             time.monotonic,
             lambda _: None,
         )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from claim_phases.accounts import Accounts
+from dra_driver.event_log import recorded
 from hack.cluster_files import NodeEvents, PodLogs
 from tandem import run_files
 from tandem.run_files import ArbiterStart, PhaseChange
@@ -64,6 +66,22 @@ def test_tenants_are_called_by_their_roles(copying: Copying) -> None:
     copying.write(start(1.0) + phase(2.0, "default/trainer") + phase(3.0, "other/trainer"))
     assert copying.copied() == [(1.0, None), (2.0, "trainer"), (3.0, "other/trainer")]
     assert copying.copied() == []
+
+
+def test_of_accounts_there_are_those_of_this_run_by_its_names(
+    copying: Copying, tmp_path: Path
+) -> None:
+    copying.open()
+    hello = {"job": "default/grpo", "role": "trainer", "life": "1", "devices": ["gpu-0"]}
+    lines = [
+        {"t": 1.0, "kind": "tenant", "tenant": "default/trainer", **hello},
+        {"t": 2.0, "kind": "accounts", "accounts": Accounts().to_json()},
+        {"t": 3.0, "kind": "start", "boot_id": "b", "epoch": 1, "tenants": ["default/trainer"]},
+    ]
+    copying.write("".join(json.dumps(line) + "\n" for line in lines))
+    assert copying.events is not None
+    copying.events.copy()
+    assert set(recorded(tmp_path / run_files.EVENTS).tenants) == {"trainer"}
 
 
 def test_what_was_told_before_is_of_another_run(copying: Copying) -> None:

@@ -1,0 +1,229 @@
+"""The node's file of events: what the arbiter tells people, as JSON lines, with the accounts in it.
+
+The file is begun anew when it is large, and one older file is kept. At the head of each, and now
+and then in between, a line holds the accounts of all that was told before. So whoever reads the
+last such line and what follows it has the accounts of the node since its boot: an arbiter that
+starts again, and `tandem top`. Nothing is counted twice, since each event stands either before that
+line or after it.
+"""
+
+import asyncio
+import json
+import logging
+import mmap
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, assert_never
+
+from claim_phases.accounts import Accounts, Group
+from claim_phases.events import Condition, Judged, PhaseChanged, Told
+from claim_phases.node import Membership, Node
+from claim_phases.phases import Phase
+
+log = logging.getLogger("tandem.arbiter")
+
+FILE_MAX: Final = 64 << 20
+"""Bytes of the file after which it is begun anew."""
+
+ACCOUNTS_EVERY: Final = 1 << 20
+"""Bytes of events between two lines of accounts: what a start has to read."""
+
+# Within a line's strings the quotes would be escaped.
+_ACCOUNTS: Final = b'{"kind": "accounts", '
+
+
+class EventLog:
+    """Writes down what is told: soon, off the path of the step that tells it."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._clock = clock
+        self._accounts = recorded(path)
+        self._told: list[dict[str, Any]] = []
+        self._since_accounts = 0
+        _drop_torn_line(path)
+        self._file = path.open("a")
+        self._loop = asyncio.get_running_loop()
+
+    def started(self, node: Node) -> None:
+        """An arbiter took up the node."""
+        tenants = list(node.tenants)
+        self._note(
+            {"kind": "start", "boot_id": node.boot_id, "epoch": node.epoch, "tenants": tenants}
+        )
+
+    def joined(self, who: Membership, job: str) -> None:
+        """A tenant said hello. Written down when that is new; an unknown job (empty) is not."""
+        self.write()
+        known = self._accounts.tenants.get(who.tenant)
+        group = Group(job or (known.group.job if known is not None else ""), who.role)
+        if known is None or (known.group, known.life) != (group, who.incarnation):
+            self._note(
+                {
+                    "kind": "tenant",
+                    "tenant": who.tenant,
+                    "job": group.job,
+                    "role": group.role,
+                    "life": who.incarnation,
+                    "devices": list(who.devices),
+                }
+            )
+
+    def tell(self, what: Told, at: float) -> None:
+        """Take note of what is told, of CLOCK_MONOTONIC `at`."""
+        if isinstance(what, Condition):
+            log.warning("%s: %s", what.kind.value, what.message)
+        self._note({"t": at, **_record(what)})
+
+    def accounts(self) -> Accounts:
+        """The accounts until now: each call's are no less than those of the calls before."""
+        self.write()
+        return self._accounts.at(self._clock())
+
+    def close(self) -> None:
+        """Write down the rest."""
+        self.write()
+        self._file.close()
+
+    def _note(self, record: dict[str, Any]) -> None:
+        if not self._told:
+            # The messages of this step leave in the loop's next round: this comes after them.
+            self._loop.call_soon(self._loop.call_soon, self.write)
+        self._told.append({"t": self._clock(), **record})
+
+    def write(self) -> None:
+        """Write down what was told by now."""
+        told, self._told = self._told, []
+        if not told or self._file.closed:
+            return
+        for record in told:
+            fold(self._accounts, record)
+        lines = "".join(json.dumps(record) + "\n" for record in told)
+        self._since_accounts += len(lines)
+        try:
+            self._file.write(lines)
+            self._file.flush()
+            if os.fstat(self._file.fileno()).st_size > FILE_MAX:
+                self._path.replace(before(self._path))
+                self._file.close()
+                self._file = self._path.open("a")
+                self._write_accounts()
+            elif self._since_accounts > ACCOUNTS_EVERY:
+                self._write_accounts()
+        except OSError as exc:
+            log.error("%s cannot be written: %s", self._path, exc)
+
+    def _write_accounts(self) -> None:
+        record = {"t": self._clock(), "accounts": self._accounts.to_json()}
+        self._file.write(_ACCOUNTS.decode() + json.dumps(record)[1:] + "\n")
+        self._file.flush()
+        self._since_accounts = 0
+
+
+def before(path: Path) -> Path:
+    """The older file."""
+    return path.with_suffix(".before.jsonl")
+
+
+def beginnings(path: Path) -> list[tuple[Path, int]]:
+    """The files to read for the accounts, in order, and from which byte on."""
+    newest = _last_accounts(path)
+    if newest is not None:
+        return [(path, newest)]
+    # An arbiter that was killed when it had just begun the file anew.
+    return [(before(path), _last_accounts(before(path)) or 0), (path, 0)]
+
+
+def fold(accounts: Accounts, record: Mapping[str, Any]) -> Accounts:
+    """Take in a line of the file. ValueError when it is not one of this version's."""
+    try:
+        match record["kind"]:
+            case "start":
+                accounts.started(record["t"], record["boot_id"], record.get("tenants"))
+            case "tenant":
+                group = Group(record["job"], record["role"])
+                who = record["tenant"], group, record["life"], record["devices"]
+                accounts.joined(record["t"], *who)
+            case "phase":
+                after = None if record["to"] == "Gone" else Phase(record["to"])
+                accounts.changed(record["t"], record["tenant"], after, record["devices"])
+            case "condition":
+                accounts.condition(record["condition"])
+            case "accounts":
+                return Accounts.from_json(record["accounts"])
+            case _:
+                pass
+    except (KeyError, TypeError) as exc:
+        raise ValueError(f"no line of this version: {exc!r}") from exc
+    return accounts
+
+
+def recorded(path: Path) -> Accounts:
+    """The accounts in the file. What cannot be read of it is logged, and left out."""
+    accounts = Accounts()
+    for file, begin in beginnings(path):
+        for line in _lines(file, begin):
+            try:
+                accounts = fold(accounts, json.loads(line))
+            except ValueError as exc:
+                log.error("%s: a line is left out of the accounts: %s", file, exc)
+    return accounts
+
+
+def _record(what: Told) -> dict[str, Any]:
+    match what:
+        case PhaseChanged():
+            return {
+                "kind": "phase",
+                "tenant": what.tenant,
+                "from": what.before.value,
+                "to": what.after.value if what.after is not None else "Gone",
+                "epoch": what.epoch,
+                "devices": list(what.devices),
+                "weights": what.weights,
+            }
+        case Judged():
+            return {"kind": "measured", **asdict(what)}
+        case Condition(kind, message, tenant, device, size):
+            return {
+                "kind": "condition",
+                "condition": kind.value,
+                "tenant": tenant,
+                "device": device,
+                "bytes": size,
+                "message": message,
+            }
+        case _:
+            assert_never(what)
+
+
+def _lines(path: Path, begin: int) -> Iterator[bytes]:
+    """The complete lines from there on; none when there is no such file, or it is a pipe."""
+    if path.is_file():
+        with path.open("rb") as file:
+            file.seek(begin)
+            yield from (line for line in file if line.endswith(b"\n"))
+
+
+def _last_accounts(path: Path) -> int | None:
+    """Where the last line with accounts begins."""
+    if not path.is_file() or not path.stat().st_size:
+        return None
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        end = content.rfind(b"\n")  # what follows is torn
+        found = content.rfind(_ACCOUNTS, 0, max(0, end))
+    return found if found >= 0 else None
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Whoever wrote it was killed meanwhile; the next line must not be glued to it."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    with path.open("rb+") as file, mmap.mmap(file.fileno(), 0) as content:
+        end = content.rfind(b"\n") + 1
+        torn = len(content) - end
+    if torn:
+        log.warning("%s: its last line is torn (%d bytes), and left out", path, torn)
+        os.truncate(path, end)

@@ -1,0 +1,53 @@
+"""The driver's file: what it may say, and that the manifests agree with it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dra_driver.plugin import MetricsConfig, SettingsError, load
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICES = "devices: {gpu-0: {simulated: 1Mi}}\n"
+
+
+def file(folder: Path, content: str) -> Path:
+    path = folder / "driver.yaml"
+    path.write_text(content)
+    return path
+
+
+def objects() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((ROOT / "manifests/base/driver.yaml").read_text()))
+
+
+def test_nothing_listens_unless_the_file_says_where(tmp_path: Path) -> None:
+    assert load(file(tmp_path, DEVICES)).metrics is None
+    said = load(file(tmp_path, DEVICES + 'metrics: {host: "::", port: 9464}\n'))
+    assert said.metrics == MetricsConfig(host="::", port=9464)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "faults"),
+    [
+        ("{host: 127.0.0.1}", "metrics.port: is missing"),
+        ("{host: 127.0.0.1, port: 0}", "metrics.port: Input should be greater"),
+        ("{port: 9464}", "metrics.host: is missing"),
+        ("{host: a, port: 9464, path: /}", "metrics.path: unknown key"),
+    ],
+)
+def test_a_fault_names_its_key(tmp_path: Path, metrics: str, faults: str) -> None:
+    with pytest.raises(SettingsError, match=faults):
+        load(file(tmp_path, f"{DEVICES}metrics: {metrics}\n"))
+
+
+def test_the_manifests_name_one_port(tmp_path: Path) -> None:
+    (config,) = (one for one in objects() if one["kind"] == "ConfigMap")
+    settings = load(file(tmp_path, config["data"]["driver.yaml"]))
+    assert settings.metrics is not None
+    (template,) = (one["spec"]["template"] for one in objects() if one["kind"] == "DaemonSet")
+    (container,) = template["spec"]["containers"]
+    assert container["ports"] == [{"name": "metrics", "containerPort": settings.metrics.port}]
+    annotations = template["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(settings.metrics.port)
