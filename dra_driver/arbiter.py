@@ -313,7 +313,7 @@ class Arbiter(TurnsServicer):
     def _introduce(self, who: Membership) -> None:
         tenant = self._turns.node.tenants.get(who.tenant)
         if tenant is not None and tenant.who.incarnation == who.incarnation:
-            self._events.joined(who, self._roster.job(who))
+            self._events.joined(who, who.job)
 
     async def _admit(self, peer: Peer | None, hello: TenantMessage | None) -> _Session:
         if not isinstance(hello, Hello):

@@ -55,10 +55,6 @@ class LocalRoster:
                 return spec.residual
         return 0
 
-    def job(self, who: Membership) -> str:
-        """The tenant's claim."""
-        return next(n for n, one in self._spec.claims.items() if who.tenant in one.tenants)
-
     def tenant_of_caller(self, caller: str) -> str:
         """`caller` is "pid:<n>": the process at the other end of a connection to the engine."""
         kind, _, number = caller.partition(":")

@@ -178,12 +178,6 @@ class PodRoster:
                 return pod.who.residual
         return 0
 
-    def job(self, who: Membership) -> str:
-        """<namespace>/<job>, as the claim says it; empty until the pod said hello again."""
-        pod = self._pods.get(pod_uid(who))
-        prepared = self._prepared(pod.claim) if pod is not None else None
-        return f"{prepared.namespace}/{prepared.agreement.job}" if prepared is not None else ""
-
     def tenant_of_caller(self, caller: str) -> str:
         """`caller` is "ip:<address>" of a pod; empty when it is of no tenant of this node."""
         kind, _, address = caller.partition(":")

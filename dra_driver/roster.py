@@ -41,9 +41,6 @@ class Roster(Protocol):
     def budget(self, tenant: str, device: str) -> int:
         """Bytes that the tenant may hold on the device without a turn; 0 on one of others."""
 
-    def job(self, who: Membership) -> str:
-        """The job that the tenant is of, for people; empty when that is not known (yet)."""
-
     def tenant_of_caller(self, caller: str) -> str:
         """The tenant on whose behalf an acquire was made; empty when unknown."""
 

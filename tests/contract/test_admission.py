@@ -41,9 +41,6 @@ class Roster:
     def budget(self, tenant: str, device: str) -> int:
         return 0
 
-    def job(self, who: Membership) -> str:
-        return ""
-
     def tenant_of_caller(self, caller: str) -> str:
         return ""
 

@@ -10,7 +10,6 @@ import pytest
 from claim_phases.node import Device, Membership, Node
 from dra_driver import pods
 from dra_driver.checkpoint import Prepared
-from dra_driver.config import Agreement
 from dra_driver.pods import (
     Place,
     PodRoster,
@@ -120,15 +119,3 @@ def test_an_address_is_not_a_pod_s_that_has_ended() -> None:
     assert roster.budget("ns/trainer", "gpu-0") == 5
     roster.forget(CLAIM)
     assert roster.budget("ns/trainer", "gpu-0") == 0
-
-
-def test_a_job_is_known_by_its_namespace_when_its_pod_said_hello() -> None:
-    agreed = Agreement("grpo", weights=1, residual=1)
-    claim = Prepared(CLAIM, "ns", "claim", (), agreed)
-    roster = PodRoster(Node("boot", {}), {CLAIM: claim}.get, Nobody())
-    who = Membership("ns/trainer", "trainer", f"{POD}/1:1", ("gpu-0",), None, 5)
-    assert roster.job(who) == ""
-    roster._pods[POD] = pods._Pod(who, "", "", frozenset())  # of a driver that started again
-    assert roster.job(who) == ""
-    roster._pods[POD] = pods._Pod(who, CLAIM, CONTAINER, frozenset())
-    assert roster.job(who) == "ns/grpo"
