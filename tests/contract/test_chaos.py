@@ -1,0 +1,60 @@
+"""A short slice of hack/chaos: kills, stops and clock steps on real processes, judged by the
+kernel's figures; and two arbiters with a bug that such a slice must find.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EVERYTHING = 163
+"""A seed whose first 20 blows kill each party once, stop five, step a clock, outlive a lease."""
+
+AFTER_A_GRANT = 117
+"""A seed whose first blow kills the arbiter some ms after it granted a turn."""
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def chaos(folder: Path, seed: int, kills: int, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """The exit status, and the report."""
+    command = [sys.executable, "-m", "tests.chaos", "--seed", str(seed), "--kills", str(kills)]
+    done = subprocess.run(
+        [*command, "-o", "json", "--out", str(folder / "run"), *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_nothing_is_violated(tmp_path: Path) -> None:
+    status, report = chaos(tmp_path, EVERYTHING, 20)
+    assert (status, report["violations"]) == (0, []), report
+    assert report["blows_in_all"] == 20
+    assert set(report["updates"]) == {"trainer-a", "trainer-b", "wide"}
+    assert report["looks"] > report["samples"] > 0
+
+
+def test_an_arbiter_that_grants_before_it_measures_is_caught(tmp_path: Path) -> None:
+    status, report = chaos(tmp_path, EVERYTHING, 1, "--cheat", "grants-before-measuring")
+    assert status == 1
+    assert "more than any tenant holds" in "\n".join(report["violations"]), report
+
+
+def test_an_arbiter_that_stores_after_it_sends_is_caught(tmp_path: Path) -> None:
+    """It is killed soon after it granted. The next one grants the same epochs again, or takes a
+    tenant that parked for one that runs, so that nobody is granted any more.
+    """
+    status, report = chaos(tmp_path, AFTER_A_GRANT, 1, "--cheat", "stores-after-sending")
+    assert status == 1
+    told = "\n".join(report["violations"])
+    assert "had been granted" in told or "longer than the bound" in told, report
