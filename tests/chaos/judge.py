@@ -251,9 +251,20 @@ def _granted(chaos: Chaos, end: ArbiterEnd, tenant: str) -> PhaseChange | None:
 
 
 def _left(chaos: Chaos, tenant: str, begin: float, end: float) -> bool:
-    """Whether the tenant died in this time, or left the queue as it may."""
+    """Whether the tenant died in this time, or left the queue as it may.
+
+    It may have died before the arbiter did, which did not live to see it.
+    """
     deaths = [blow.t for blow in chaos.blows if blow.act == "kill" and blow.tenant == tenant]
     deaths += [one.t for one in chaos.tenant_ends if one.tenant == tenant]
+    waited = (
+        change.t
+        for change in chaos.run.changes
+        if change.tenant == tenant
+        and change.t <= begin
+        and change.before != change.after == Phase.WAITING
+    )
+    since = max(waited, default=begin)
     refused = [
         one.t
         for one in chaos.run.conditions
@@ -266,7 +277,9 @@ def _left(chaos: Chaos, tenant: str, begin: float, end: float) -> bool:
         and (change.before, change.after) == (Phase.WAITING, Phase.PARKED)
         and (tenant in chaos.cancelling or _serves_for(chaos, change.t) >= chaos.lease_s)
     ]
-    return any(begin <= t <= end for t in [*deaths, *refused, *left])
+    return any(since <= t <= end for t in deaths) or any(
+        begin <= t <= end for t in [*refused, *left]
+    )
 
 
 def _serves_for(chaos: Chaos, t: float) -> float:

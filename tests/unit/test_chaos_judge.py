@@ -175,6 +175,18 @@ def test_a_tenant_that_died_has_no_place() -> None:
     assert judge(died) == ()
 
 
+@pytest.mark.parametrize(("killed", "violations"), [(1.4, 0), (0.9, 1)])
+def test_a_death_that_the_arbiter_did_not_live_to_see_counts(
+    killed: float, violations: int
+) -> None:
+    whole = granted("b", "a")
+    asked = change(1.0, "a", Phase.PARKED, Phase.WAITING, 0)
+    other = change(1.1, "b", Phase.PARKED, Phase.WAITING, 0)
+    run = replace(whole.run, changes=(asked, other, *whole.run.changes))
+    died = replace(whole, run=run, blows=(Struck(killed, "kill", "a", "a"),))
+    assert len(judge(died)) == violations
+
+
 def test_what_an_arbiter_did_not_live_to_tell_is_not_held_against_a_tenant() -> None:
     """It granted b, which restored; killed before its line was written, it says so at its start."""
     changes = (
