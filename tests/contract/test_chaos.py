@@ -45,7 +45,7 @@ def test_nothing_is_violated(tmp_path: Path) -> None:
 
 
 def test_an_arbiter_that_grants_before_it_measures_is_caught(tmp_path: Path) -> None:
-    status, report = chaos(tmp_path, EVERYTHING, 1, "--cheat", "grants-before-measuring")
+    status, report = chaos(tmp_path, EVERYTHING, 20, "--cheat", "grants-before-measuring")
     assert status == 1
     assert "more than any tenant holds" in "\n".join(report["violations"]), report
 
