@@ -18,7 +18,7 @@ EVERYTHING = 163
 AFTER_A_GRANT = 117
 """A seed whose first blow kills the arbiter some ms after it granted a turn."""
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 def chaos(folder: Path, seed: int, kills: int, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -44,17 +44,24 @@ def test_nothing_is_violated(tmp_path: Path) -> None:
     assert report["looks"] > report["samples"] > 0
 
 
+def caught(folder: Path, seed: int, kills: int, cheat: str) -> str:
+    """What was found of the bug. When the blows fall is up to the machine too: three runs, if need
+    be."""
+    for run in range(3):
+        status, report = chaos(folder / str(run), seed, kills, "--cheat", cheat)
+        if status:
+            return "\n".join(report["violations"])
+    raise AssertionError(f"three runs did not catch an arbiter that {cheat}")
+
+
 def test_an_arbiter_that_grants_before_it_measures_is_caught(tmp_path: Path) -> None:
-    status, report = chaos(tmp_path, EVERYTHING, 20, "--cheat", "grants-before-measuring")
-    assert status == 1
-    assert "more than any tenant holds" in "\n".join(report["violations"]), report
+    told = caught(tmp_path, EVERYTHING, 20, "grants-before-measuring")
+    assert "more than any tenant holds" in told
 
 
 def test_an_arbiter_that_stores_after_it_sends_is_caught(tmp_path: Path) -> None:
     """It is killed soon after it granted. The next one grants the same epochs again, or takes a
     tenant that parked for one that runs, so that nobody is granted any more.
     """
-    status, report = chaos(tmp_path, AFTER_A_GRANT, 1, "--cheat", "stores-after-sending")
-    assert status == 1
-    told = "\n".join(report["violations"])
-    assert "had been granted" in told or "longer than the bound" in told, report
+    told = caught(tmp_path, AFTER_A_GRANT, 1, "stores-after-sending")
+    assert "had been granted" in told or "longer than the bound" in told
