@@ -84,7 +84,7 @@ class Changes:
         tenant.parked = False
         tenant.fault = ""
         tenant.faulty = tenant.rung = 0
-        tenant.back_at = 0.0
+        tenant.back_at = tenant.wanted_at = 0.0
         jobs.begins(self.node, tenant)
         self.move(tenant, signal)
         self.send(tenant, Granted(tenant.epoch, tenant.request))
@@ -117,6 +117,16 @@ class Changes:
         tenant.taken, tenant.taken_why = tenant.epoch, reason
         self.fault(tenant, signal, reason)
         self.send(tenant, TurnLost(tenant.epoch, reason))
+
+    def oust(self, tenant: Tenant, reason: str) -> None:
+        """Take a turn away from one that may still park in time: that is no fault yet."""
+        tenant.taken, tenant.taken_why = tenant.epoch, reason
+        self.tell(
+            ConditionKind.OVERSTAYED, f"{tenant.name} (epoch {tenant.epoch}): {reason}", tenant.name
+        )
+        self.move(tenant, Signal.LAPSE)
+        self.send(tenant, TurnLost(tenant.epoch, reason))
+        self.displace(tenant)
 
     def fault(
         self,
@@ -195,9 +205,8 @@ class Changes:
 
     def arm_ladder(self, tenant: Tenant) -> None:
         """Have the next step taken when it is due."""
-        if tenant.rung < len(tenant.who.ladder):
-            after_s = tenant.who.ladder[tenant.rung].after_s
-            self.arm(TimerKind.LADDER, tenant.name, tenant.faulty, after_s)
+        if (rung := tenant.next_rung) is not None:
+            self.arm(TimerKind.LADDER, tenant.name, tenant.faulty, rung.after_s)
 
     def kill(self, tenant: Tenant) -> None:
         """Have the tenant's processes killed."""

@@ -177,6 +177,7 @@ class ConditionKind(StrEnum):
     FAULTED = "Faulted"
     INTRUDER = "Intruder"
     FOREIGN_MEMORY = "ForeignMemory"
+    OVERSTAYED = "Overstayed"
     ESCALATED = "Escalated"
     SESSION_LOST = "SessionLost"
     NO_ROOM = "NoRoom"

@@ -5,7 +5,7 @@ from claim_phases.phases import TURN
 from claim_phases.policies import Claimant
 
 CREDIT_S = 60.0
-"""Device time that a job which wanted none may catch up on afterwards."""
+"""Time of turns that a job which wanted none may catch up on afterwards."""
 
 TURN_LEAST_S = 0.001
 """Device time that a turn counts at least: many short ones are not free."""
@@ -14,6 +14,8 @@ TURN_LEAST_S = 0.001
 def count(node: Node, now: float) -> None:
     """Bring the times up to CLOCK_MONOTONIC `now`: all was since the last step as it is."""
     elapsed_s, node.at = max(0.0, now - node.at) if node.at else 0.0, now
+    if not elapsed_s:
+        return
     working = {t.job: t.who.objectives.weight for t in node.tenants.values() if t.phase in TURN}
     waiting = {node.tenants[name].job for name in node.queue}
     for name, job in node.jobs.items():
@@ -22,6 +24,10 @@ def count(node: Node, now: float) -> None:
             job.share_s += elapsed_s / working[name]
         elif name in waiting:
             job.delayed_s += elapsed_s
+    wanting = {name: node.jobs[name] for name in working.keys() | waiting if name in node.jobs}
+    for name, job in wanting.items():
+        others = (other.share_s for other_name, other in wanting.items() if other_name != name)
+        job.behind_s = max(0.0, min(others, default=job.share_s) - job.share_s)
 
 
 def asks(node: Node, tenant: Tenant) -> None:
@@ -32,9 +38,10 @@ def asks(node: Node, tenant: Tenant) -> None:
         for other in node.beside(tenant)
         if other.job != tenant.job and (other.phase in TURN or other.name in node.queue)
     }
-    credit_s = CREDIT_S if tenant.job in node.jobs else 0.0
+    former = node.jobs.get(tenant.job)
     job = node.jobs.setdefault(tenant.job, Job())
     if wanting:
+        credit_s = 0.0 if former is None else former.behind_s + CREDIT_S
         job.share_s = max(job.share_s, min(wanting) - credit_s)
 
 

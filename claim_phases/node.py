@@ -42,11 +42,13 @@ class Job:
 
     `share_s` is what its turns count under the policy `fair`, by its weight. `alive_s`: since it
     first asked; `delayed_s`: of that, while one of its tenants waited and none had a turn.
+    `behind_s`: how far its share was behind that of the others when it last wanted a turn.
     """
 
     share_s: float = 0.0
     alive_s: float = 0.0
     delayed_s: float = 0.0
+    behind_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -59,7 +61,8 @@ class Tenant:
     `overdue` are about the measurements of its present phase. `parked`: it gave back its newest
     turn by its own word. `fault` stays until its memory is measured to be back; `rung`: how many
     steps of its ladder were taken meanwhile. `taken` is the newest epoch that was taken from it.
-    CLOCK_MONOTONIC: `asked_at` is when it began to wait, `back_at` when it will want a turn again,
+    CLOCK_MONOTONIC: `asked_at` is when it began to wait, `wanted_at` when it was first told to
+    leave its present turn (0.0: it was not), `back_at` when it will want a turn again,
     by its own word.
     """
 
@@ -78,6 +81,7 @@ class Tenant:
     told_wanted: int = 0
     told_idle: int = 0
     asked_at: float = 0.0
+    wanted_at: float = 0.0
     back_at: float = 0.0
     parked: bool = True
     fault: str = ""
@@ -97,6 +101,14 @@ class Tenant:
     @property
     def harvests(self) -> bool:
         return self.who.objectives.policy is PolicyName.HARVEST
+
+    @property
+    def next_rung(self) -> Rung | None:
+        """What is done next about its fault; to kill is repeated where it comes last."""
+        ladder = self.who.ladder
+        if self.rung < len(ladder):
+            return ladder[self.rung]
+        return ladder[-1] if ladder and ladder[-1].step is Step.KILL else None
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -211,7 +223,14 @@ def _who(who: Membership) -> dict[str, Any]:
 
 def _of_version_1(data: dict[str, Any]) -> dict[str, Any]:
     tenants = {
-        name: {"told_idle": 0, "asked_at": 0.0, "back_at": 0.0, "faulty": 0, "rung": 0}
+        name: {
+            "told_idle": 0,
+            "asked_at": 0.0,
+            "wanted_at": 0.0,
+            "back_at": 0.0,
+            "faulty": 0,
+            "rung": 0,
+        }
         | raw
         | {"who": {"job": "", "objectives": _plain(Objectives()), "ladder": []} | raw["who"]}
         for name, raw in data["tenants"].items()

@@ -51,12 +51,6 @@ __all__ = ["Limits", "Turns"]
 
 HINT_MAX_S = 1e6
 
-_DONE = {
-    Step.ASK: "it is told to release once more",
-    Step.EVICT: "its pod is to be evicted",
-    Step.KILL: "its processes are killed",
-}
-
 
 class Turns:
     """One node's arbiter of turns, without IO."""
@@ -196,7 +190,9 @@ class Turns:
         tenant.faulty = tenant.rung = 0
         self._do.move(tenant, Signal.GONE)
         if then is not None:
+            former = tenant.job
             tenant.who, tenant.gone, tenant.request, tenant.parked = then, False, 0, True
+            jobs.forget(self.node, former)
         self._judge.look(tenant)
 
     def _resumed(self) -> None:
@@ -205,6 +201,8 @@ class Turns:
             self._without_session(tenant)
             self._do.arm_phase(tenant)
             if tenant.faulty:
+                if Step.KILL in tenant.steps:
+                    self._do.kill(tenant)  # the arbiter before may not have lived to do it
                 self._do.arm_ladder(tenant)
             if tenant.phase is Phase.VERIFYING:
                 self._judge.look(tenant)
@@ -360,9 +358,11 @@ class Turns:
         first, second = jobs.claimant(self.node, waiting), jobs.claimant(self.node, holder)
         if policies.interrupts(first, second, self._limits.patience_s):
             holder.told_wanted = holder.epoch
+            holder.wanted_at = holder.wanted_at or self.node.at
             self._do.send(holder, Wanted(holder.epoch))
             if (leave_s := holder.who.objectives.leave_s) is not None:
-                self._do.arm(TimerKind.LEAVE, holder.name, holder.epoch, leave_s)
+                left_s = max(0.0, holder.wanted_at + leave_s - self.node.at)
+                self._do.arm(TimerKind.LEAVE, holder.name, holder.epoch, left_s)
         elif holder.told_idle < holder.epoch:
             holder.told_idle = holder.epoch
             self._do.send(holder, Wanted(holder.epoch, idle=True))
@@ -473,23 +473,28 @@ class Turns:
 
     def _escalate(self, tenant: Tenant) -> None:
         """The next step about a tenant that is at fault. Its memory alone ends it."""
-        rung = tenant.who.ladder[tenant.rung]
-        tenant.rung += 1
-        self._do.tell(
-            ConditionKind.ESCALATED,
-            f"{tenant.name} is at fault ({tenant.fault}): {_DONE[rung.step]}",
-            tenant.name,
-        )
+        rung = tenant.next_rung
+        if rung is None:
+            return
+        tenant.rung = min(tenant.rung + 1, len(tenant.who.ladder))
+        fault = tenant.fault
         match rung.step:
+            case Step.ASK if tenant.phase is Phase.FAULTED and tenant.connected:
+                self._do.displace(tenant)
+                done = "it is told to release once more"
             case Step.ASK:
-                if tenant.phase is Phase.FAULTED and tenant.connected:
-                    self._do.displace(tenant)
+                done = (
+                    "it has no session in which to ask it" if not tenant.connected else "it parks"
+                )
             case Step.KILL:
                 self._do.kill(tenant)
-            case Step.EVICT:
-                pass  # the record says it, to whoever evicts
+                done = "its processes are killed"
+            case Step.EVICT:  # the record says it, to whoever evicts
+                done = "its pod is to be evicted"
             case _:
                 assert_never(rung.step)
+        message = f"{tenant.name} is at fault ({fault}): {done}"
+        self._do.tell(ConditionKind.ESCALATED, message, tenant.name)
         self._do.arm_ladder(tenant)
 
     def _overstayed(self, tenant: Tenant) -> None:
@@ -497,11 +502,10 @@ class Turns:
         if tenant.phase is not Phase.RUNNING:
             return
         if not any(other.name in self.node.queue for other in self.node.beside(tenant)):
-            tenant.told_wanted = 0  # whoever comes next asks again
+            tenant.told_wanted, tenant.wanted_at = 0, 0.0  # whoever comes next asks again
             return
         leave_s = tenant.who.objectives.leave_s
-        self._do.take(tenant, Signal.LAPSE, f"others waited, and it did not leave in {leave_s:g} s")
-        self._do.displace(tenant)
+        self._do.oust(tenant, f"others waited, and it did not leave in {leave_s:g} s")
 
     def _refuse_blocked(self, tenant: Tenant) -> None:
         tenant.blocked = 0

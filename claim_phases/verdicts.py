@@ -111,7 +111,8 @@ def crowds_out(node: Node, tenant: Tenant) -> str:
         for former in formers:
             need = former.who.need or 0
             others = budgets - former.budget
-            if need and device.baseline + others + need > device.total:
+            could_run = device.baseline + need <= device.total and not former.gone
+            if need and could_run and device.baseline + others + need > device.total:
                 return (
                     f"its residual budget of {mib(tenant.budget)} leaves {former.name} too little: "
                     f"that needs {mib(need)} of {name}, the others may keep {mib(others)}, "

@@ -252,7 +252,7 @@ class Arbiter(TurnsServicer):
     def _scanned(self, scan: asyncio.Task[None]) -> None:
         self._scans.discard(scan)
         if not scan.cancelled() and (error := scan.exception()) is not None:
-            log.error("whose the devices' memory is could not be read: %s", error)
+            log.error("the devices' processes could not be looked at: %s", error)
 
     def _attribute(self, names: tuple[str, ...]) -> tuple[Usage, ...]:
         usages = []
@@ -300,6 +300,7 @@ class Arbiter(TurnsServicer):
         self._sessions[session.who.tenant] = session
         caller = self._roster.tenant_of_caller(hello.caller) if hello.caller else ""
         try:
+            self._introduce(session.who)
             self.handle(Connected(session.who, hello, caller))
             self._introduce(session.who)
             if not self._is_watched(session):
@@ -311,8 +312,9 @@ class Arbiter(TurnsServicer):
                 self.handle(Lost(session.who.tenant))
 
     def _introduce(self, who: Membership) -> None:
+        """Before its first phase changes; a next life only when the machine took it."""
         tenant = self._turns.node.tenants.get(who.tenant)
-        if tenant is not None and tenant.who.incarnation == who.incarnation:
+        if tenant is None or tenant.who.incarnation == who.incarnation:
             self._events.joined(who, who.job)
 
     async def _admit(self, peer: Peer | None, hello: TenantMessage | None) -> _Session:
@@ -414,13 +416,16 @@ class Arbiter(TurnsServicer):
         )
 
     def _kill(self, tenant: str, devices: tuple[str, ...]) -> None:
-        life = self._lives.get(tenant)
-        for part in life.parts.values() if life is not None else ():
-            signal.pidfd_send_signal(part.pidfd, signal.SIGKILL)
-        self._look(asyncio.to_thread(self._kill_holders, tenant, devices))
+        who = self._turns.node.tenants[tenant].who
+        self._look(asyncio.to_thread(self._kill_all, who, devices))
 
-    def _kill_holders(self, tenant: str, devices: tuple[str, ...]) -> None:
-        """Those that are in no tree or container of a part: an engine's worker without parent."""
+    def _kill_all(self, who: Membership, devices: tuple[str, ...]) -> None:
+        """Its parts, and those in no tree or container of one: an engine's orphaned worker."""
+        tenant = who.tenant
+        for part in self._roster.life(who):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(part.pidfd, signal.SIGKILL)
+            os.close(part.pidfd)
         pids = {pid for name in devices for pid in self._devices[name].holders()}
         for pid in pids & self._roster.owners(pids).keys():
             with contextlib.suppress(ProcessLookupError):

@@ -141,7 +141,7 @@ class Cluster:
                     reason = _reason(await response.read())
                     raise ApiError(f"{method} {path}: {response.status} {reason}", response.status)
                 yield response
-        except (aiohttp.ClientError, OSError, ValueError) as exc:
+        except (aiohttp.ClientError, OSError, RecursionError, ValueError) as exc:
             raise ApiError(f"{method} {path}: {type(exc).__name__}: {exc}", 0) from exc
 
 

@@ -34,15 +34,18 @@ class RoleConfig(Strict):
 
 
 Policy = Annotated[PolicyName, Field(strict=False)]
+Weight = Annotated[float, Field(ge=0.001, le=1000)]
+Priority = Annotated[int, Field(ge=-1000, le=1000)]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class TurnsConfig(Strict):
     """What a claim says of its turns; `claim_phases.policies.Objectives` says what it means."""
 
     policy: Policy | None = None
-    weight: Annotated[float, Field(gt=0)] | None = None
-    priority: int | None = None
-    slowdown: Annotated[float, Field(ge=1)] = Objectives().slowdown
+    weight: Weight | None = None
+    priority: Priority | None = None
+    slowdown: Annotated[float, Field(ge=1, le=1e6)] = Objectives().slowdown
 
 
 class ClassTurnsConfig(Strict):
@@ -55,16 +58,16 @@ class ClassTurnsConfig(Strict):
 
     policy: Policy = PolicyName.FIFO
     policies: Sequence[Policy] = ()
-    weight: Annotated[float, Field(gt=0)] = 1.0
-    priority: int = 0
-    leaveSeconds: Annotated[float, Field(gt=0)] | None = None  # noqa: N815
+    weight: Weight = 1.0
+    priority: Priority = 0
+    leaveSeconds: Seconds | None = None  # noqa: N815
 
 
 class StepConfig(Strict):
     """A step about a tenant at fault, so long after the one before (the first: the fault)."""
 
     step: Annotated[Step, Field(strict=False)]
-    afterSeconds: Annotated[float, Field(gt=0)]  # noqa: N815
+    afterSeconds: Seconds  # noqa: N815
 
 
 class ClaimConfig(Strict):

@@ -6,3 +6,8 @@ DRIVER: Final = "tandem-gpu.io"
 CONFIG_API: Final = "tandem-gpu.io/v1alpha1"
 ROLE: Final = "tandem-gpu.io/role"
 """The annotation that names a pod's role."""
+
+JSON_DEPTH: Final = 20_000
+"""Claims may nest their opaque parameters (10 KiB) 5,000 deep, where Python reads 1,000 by itself:
+nobody's claim may keep all others from being read.
+"""

@@ -15,6 +15,9 @@ _SOCKET_DIR_MAX = 107 - len("/inner/01234567")
 """Bytes: sockaddr_un holds 108 with the closing zero, and that is the longest name in it."""
 
 
+_NUMBER_MAX = 1_000_000
+
+
 class NodeFileError(Exception):
     """The node file is not what it should be: every fault, one a line."""
 
@@ -191,20 +194,23 @@ def _objectives(reader: _Reader, raw: Any, where: str) -> Objectives:
         reader.faults.append(f"{where}.policy: {exc}")
     for key in found.keys() - {"policy"}:
         number = found[key]
-        least = -math.inf if key == "priority" else 0
+        least = -_NUMBER_MAX if key == "priority" else 0
         if isinstance(number, bool) or not isinstance(number, int | float):
             reader.faults.append(f"{where}.{key}: must be a number, got {number!r}")
-        elif not least < number < math.inf:
-            reader.faults.append(f"{where}.{key}: must be > 0, got {number!r}")
+        elif not least < number < _NUMBER_MAX:
+            reader.faults.append(f"{where}.{key}: must be > 0 and < 1e6, got {number!r}")
     return Objectives(**found)
 
 
 def _ladder(reader: _Reader, raw: Any, where: str) -> tuple[Rung, ...]:
     try:
-        return tuple(Rung(Step(one["step"]), float(one["after_s"])) for one in raw)
-    except (KeyError, TypeError, ValueError) as exc:
+        ladder = tuple(Rung(Step(one["step"]), float(one["after_s"])) for one in raw)
+        if not all(0 < rung.after_s < _NUMBER_MAX for rung in ladder):
+            raise ValueError("after_s must be > 0 and < 1e6")
+    except (KeyError, OverflowError, TypeError, ValueError) as exc:
         reader.faults.append(f"{where}: must be a list of step and after_s ({exc!r})")
         return ()
+    return ladder
 
 
 def _limits(reader: _Reader, raw: Any) -> Limits:

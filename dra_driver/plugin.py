@@ -6,6 +6,8 @@ import logging
 import mmap
 import os
 import shutil
+import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from dra_driver.devices.simulated import SimulatedDevice
 from dra_driver.event_log import EventLog
 from dra_driver.fields import Capacity, Name, Strict, fault
 from dra_driver.layout import Layout, node_layout
+from dra_driver.names import JSON_DEPTH
 from dra_driver.pods import PodRoster
 from dra_driver.slices import keep_published
 from dra_driver.status import Teller
@@ -104,6 +107,7 @@ def identity(environment: Mapping[str, str]) -> Identity:
 
 def serve(settings: DriverConfig, me: Identity) -> None:
     """Serve until SIGTERM or SIGINT, or until it cannot go on: then raises what stopped it."""
+    sys.setrecursionlimit(JSON_DEPTH)
     layout = node_layout()
     devices = _devices(settings, layout)
     with serving.opened(layout.state, devices) as state:
@@ -146,7 +150,7 @@ async def _serve(
     limits = Limits(**settings.limits.model_dump())
     async with cluster.connected(me.node) as api:
         roster = PodRoster(state.node, checkpoint.get, api)
-        teller = Teller(api, state.node, me.node, checkpoint)
+        teller = Teller(api, state.node, me.node, checkpoint, time.monotonic)
         async with (
             serving.arbitrating(
                 state, devices, roster, limits, layout.events, teller.note

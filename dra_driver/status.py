@@ -7,7 +7,7 @@ claims.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
@@ -23,6 +23,10 @@ from dra_driver.pods import pod_uid
 log = logging.getLogger("tandem.status")
 
 EVERY_S: Final = 2.0
+AGAIN_S: Final = 60.0
+"""The same about the same is told no more often."""
+
+TOLD_MAX: Final = 1000
 NOTICES_MAX: Final = 100
 """Events that may wait to be told; more are dropped, and that is logged."""
 
@@ -124,13 +128,22 @@ def pod_event(condition: Condition, node: Node, name: str, now: datetime) -> dic
 class Teller:
     """Takes note of what the arbiter tells (`note`), and tells the API server (`run`)."""
 
-    def __init__(self, api: Api, node: Node, name: str, claims: Iterable[Prepared]) -> None:
+    def __init__(
+        self,
+        api: Api,
+        node: Node,
+        name: str,
+        claims: Iterable[Prepared],
+        clock: Callable[[], float],
+    ) -> None:
         self._api = api
         self._node = node
         self._name = name
         self._claims = claims
+        self._clock = clock
         self._changed = asyncio.Event()
         self._applied: dict[str, dict[str, Any]] = {}
+        self._told: dict[tuple[ConditionKind, str | None, str | None], tuple[str, float]] = {}
         self._notices: asyncio.Queue[dict[str, Any]] = asyncio.Queue(NOTICES_MAX)
 
     def note(self, what: Told) -> None:
@@ -140,6 +153,8 @@ class Teller:
                 self._changed.set()
             case Condition(kind=ConditionKind.REFUSED):
                 pass  # the one who was refused is told
+            case Condition() if self._is_repeated(what):
+                pass
             case Condition():
                 if what.kind is ConditionKind.ESCALATED:
                     self._changed.set()
@@ -152,12 +167,25 @@ class Teller:
             case _:
                 pass
 
+    def _is_repeated(self, what: Condition) -> bool:
+        """A pod that does the same wrong again and again is told so once in a while."""
+        about = (what.kind, what.tenant, what.device)
+        now = self._clock()
+        message, at = self._told.get(about, ("", -AGAIN_S))
+        if message == what.message and now - at < AGAIN_S:
+            return True
+        if len(self._told) >= TOLD_MAX:
+            self._told.clear()
+        self._told[about] = (what.message, now)
+        return False
+
     def forget(self, claim: str) -> None:
         """The claim, by UID, is not prepared any more: the API server clears its status."""
         self._applied.pop(claim, None)
 
     async def run(self) -> None:
-        """Tell until cancelled."""
+        """Tell until cancelled; first of all how it is now: the last driver may not have told."""
+        self._changed.set()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_status())
             tasks.create_task(self._send_notices())

@@ -18,7 +18,7 @@ from scheduler_extender.backoff import delay_s
 from scheduler_extender.cluster import connected
 from scheduler_extender.controller import Controller
 from scheduler_extender.errors import ApiError
-from scheduler_extender.names import NAMESPACE
+from scheduler_extender.names import JSON_DEPTH, NAMESPACE
 from scheduler_extender.tls import Keeper
 from scheduler_extender.webhook import Settings
 from scheduler_extender.world import World
@@ -123,6 +123,7 @@ async def _until_signal(given: Options) -> None:
 
 def main() -> None:
     given = options(sys.argv[1:])
+    sys.setrecursionlimit(JSON_DEPTH)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     asyncio.run(_until_signal(given))
 

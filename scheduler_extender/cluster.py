@@ -325,7 +325,7 @@ class Cluster:
                     why = _why(await response.read())
                     raise ApiError(f"{what}: {response.status} {why}", response.status)
                 yield response
-        except (aiohttp.ClientError, OSError, ValueError) as exc:
+        except (aiohttp.ClientError, OSError, RecursionError, ValueError) as exc:
             raise ApiError(f"{what}: {type(exc).__name__}: {exc}") from exc
 
 

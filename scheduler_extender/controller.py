@@ -79,6 +79,7 @@ class Controller:
         self._placed: dict[str, str] = {}
         self._waiting: dict[str, _Waiting] = {}
         self._held_back: float | None = None
+        self._evicted: set[str] = set()
 
     def whereabouts(self, pod: Pod) -> Whereabouts | None:
         """Where the scheduler may put this pod; None when it is none of ours."""
@@ -154,12 +155,14 @@ class Controller:
         wanted = {
             uid: claim.key for claim in self._world.claims.views.values() for uid in claim.evict
         }
-        pods = [pod for uid in wanted if (pod := self._world.tenants.get(uid)) is not None]
-        return [pod for pod in pods if not pod.ending and wanted[pod.uid] in pod.claim_keys]
+        pods = [pod for uid in wanted if (pod := self._world.pods.views.get(uid)) is not None]
+        known = [pod for pod in pods if not pod.ending and pod.uid not in self._evicted]
+        return [pod for pod in known if wanted[pod.uid] in pod.claim_keys]
 
     async def _evict(self, pod: Pod) -> None:
         message = "is at fault, and did not leave its devices: evicted, as its DeviceClass wants"
         if await self._try(f"eviction of {pod.uid}", lambda: self._hands.evict(pod)):
+            self._evicted.add(pod.uid)
             log.warning("%s/%s %s", pod.namespace, pod.name, message)
             await self._try(
                 f"event of {pod.uid}",
@@ -199,6 +202,7 @@ class Controller:
 
     def _forget(self) -> None:
         """Of pods that are gone nothing is kept."""
+        self._evicted &= self._world.pods.views.keys()
         pods = self._world.tenants.keys()
         self._placed = {uid: node for uid, node in self._placed.items() if uid in pods}
         self._waiting = {uid: one for uid, one in self._waiting.items() if uid in pods}

@@ -21,3 +21,8 @@ TURN: Final = f"{DOMAIN}/turn"
 
 AGENT: Final = "tandem-agent"
 """The sidecar's container."""
+
+JSON_DEPTH: Final = 20_000
+"""Claims may nest their opaque parameters (10 KiB) 5,000 deep, where Python reads 1,000 by itself:
+nobody's claim may keep all others from being read.
+"""

@@ -279,10 +279,14 @@ def _evict(status: Raw) -> Iterator[str]:
     """Only of pods that the claim is reserved for: a status is no word about others."""
     consumers = {one["uid"] for one in status.get("reservedFor", ())}
     for device in status.get("devices", ()):
-        tenants = (
-            (device.get("data") or {}).get("tenants", ()) if device["driver"] == DRIVER else ()
-        )
-        yield from (tenant["evict"] for tenant in tenants if tenant.get("evict") in consumers)
+        data = device.get("data")
+        if device["driver"] != DRIVER or not isinstance(data, dict):
+            continue  # an API server takes any JSON for it
+        tenants = data.get("tenants")
+        for tenant in tenants if isinstance(tenants, list) else ():
+            uid = tenant.get("evict") if isinstance(tenant, dict) else None
+            if isinstance(uid, str) and uid in consumers:
+                yield uid
 
 
 def quantity(text: str | float) -> Decimal:

@@ -79,6 +79,7 @@ class Condition:
     condition: Literal[
         "Cleared",
         "Escalated",
+        "Overstayed",
         "Faulted",
         "ForeignMemory",
         "Intruder",

@@ -42,12 +42,6 @@ def test_a_fault_names_its_key(tmp_path: Path, metrics: str, faults: str) -> Non
         load(file(tmp_path, f"{DEVICES}metrics: {metrics}\n"))
 
 
-def test_the_manifests_name_one_port(tmp_path: Path) -> None:
+def test_in_the_manifests_nothing_listens(tmp_path: Path) -> None:
     (config,) = (one for one in objects() if one["kind"] == "ConfigMap")
-    settings = load(file(tmp_path, config["data"]["driver.yaml"]))
-    assert settings.metrics is not None
-    (template,) = (one["spec"]["template"] for one in objects() if one["kind"] == "DaemonSet")
-    (container,) = template["spec"]["containers"]
-    assert container["ports"] == [{"name": "metrics", "containerPort": settings.metrics.port}]
-    annotations = template["metadata"]["annotations"]
-    assert annotations["prometheus.io/port"] == str(settings.metrics.port)
+    assert load(file(tmp_path, config["data"]["driver.yaml"])).metrics is None

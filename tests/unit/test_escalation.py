@@ -38,7 +38,7 @@ def test_each_step_comes_at_its_time_and_is_told() -> None:
     it.wait(9.9)
     assert steps(it) == []
     it.wait(0.2)
-    assert steps(it) == [f"trainer is at fault ({fault}): it is told to release once more"]
+    assert steps(it) == [f"trainer is at fault ({fault}): it has no session in which to ask it"]
     it.wait(20.0)
     assert steps(it) == [f"trainer is at fault ({fault}): its pod is to be evicted"]
     assert it.tenant("trainer").steps == (Step.ASK, Step.EVICT)
@@ -95,3 +95,21 @@ def test_a_new_life_does_not_answer_for_the_old_one() -> None:
     steps(it)
     it.wait(1000.0)
     assert (steps(it), it.killed) == ([], [])
+
+
+def test_who_is_not_dead_is_killed_again_also_by_the_next_arbiter() -> None:
+    it = lapsed()
+    it.wait(61.0)
+    assert it.killed == ["trainer"]
+    it.wait(30.0)
+    assert it.killed == ["trainer"] * 2
+    it.restart()
+    assert it.killed == ["trainer"] * 3
+
+
+def test_what_cannot_be_asked_is_not_said_to_be() -> None:
+    it = lapsed()
+    it.wait(11.0)
+    assert [told.rpartition(": ")[2] for told in steps(it)] == [
+        "it has no session in which to ask it"
+    ]

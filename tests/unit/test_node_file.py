@@ -97,7 +97,7 @@ def test_every_fault_is_reported_together(tmp_path: Path) -> None:
         "claims.grpo.tenants.a.residual: must be bytes, got '8'",
         "claims.grpo.tenants.b.residual: is missing",
         "claims.grpo.tenants.b.turns.policy: 'first' is not a valid PolicyName",
-        "claims.grpo.tenants.b.turns.weight: must be > 0, got 0",
+        "claims.grpo.tenants.b.turns.weight: must be > 0 and < 1e6, got 0",
         "claims.grpo.tenants.b.turns.priority: must be a number, got 'high'",
         "claims.grpo.tenants.b.turns.leave_s: must be a number, got True",
         "claims.grpo.tenants.b.turns.wait: is not known",

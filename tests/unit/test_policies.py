@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from claim_phases.events import TimerKind
+from claim_phases.events import ConditionKind, Lost, TimerKind
 from claim_phases.jobs import CREDIT_S
 from claim_phases.messages import Release, TurnLost, Wanted, Yield
 from claim_phases.node import Membership
@@ -160,6 +160,15 @@ def test_device_time_is_shared_by_weight_whatever_the_length_of_turns() -> None:
     assert time["b"] / time["a"] == pytest.approx(3.0, rel=0.08)
 
 
+@pytest.mark.parametrize(("a_s", "b_s", "weight"), [(300.0, 30.0, 1.0), (100.0, 100.0, 4.0)])
+def test_long_turns_are_shared_by_weight_too(a_s: float, b_s: float, weight: float) -> None:
+    objectives = {"a": Objectives(FAIR), "b": Objectives(FAIR, weight=weight)}
+    time: dict[str, float] = defaultdict(float)
+    for turn in turns({"a": a_s, "b": b_s}, objectives, 150):
+        time[turn.tenant] += turn.held_s
+    assert time["b"] / time["a"] == pytest.approx(weight, rel=0.1)
+
+
 def test_a_job_shares_as_a_whole() -> None:
     """One with two tenants has no more than one with a single tenant."""
     fair = Objectives(FAIR)
@@ -233,11 +242,39 @@ def test_who_harvests_and_stays_loses_its_turn() -> None:
     assert it.phase("h") is Phase.RUNNING
     it.wait(0.2)
     reason = "others waited, and it did not leave in 10 s"
+    assert [told.kind for told in it.conditions()] == [ConditionKind.OVERSTAYED]
     assert it.heard("h") == [TurnLost(1, reason), Release(1)]
     assert it.phase("a") is Phase.WAITING  # until the memory is back
     it.park("h", keeps=5)
     it.answer()
     assert it.phase("a") is Phase.RESTORING
+
+
+def test_who_stays_in_a_long_step_may_park_as_long_as_others_and_nobody_is_refused() -> None:
+    it = harvest()
+    it.heard("a")
+    it.wait(10.1 + LIMITS.park_s - 1.0)
+    assert it.phase("h") is Phase.QUIESCING
+    assert it.phase("a") is Phase.WAITING
+    assert it.heard("a") == []
+    assert it.tenant("h").faulty == 0
+    it.wait(1.0)
+    assert (it.phase("h"), it.tenant("h").fault) == (Phase.FAULTED, "it did not park within 20 s")
+
+
+def test_a_bound_to_leave_goes_on_over_broken_sessions_and_restarts() -> None:
+    it = harvest()
+    for number in range(4):
+        it.wait(2.0)
+        if number % 2:
+            it.step(Lost("h"))
+        else:
+            it.restart()
+            it.hello("a", Phase.WAITING, request=it.tenant("a").request)
+        it.hello("h", Phase.RUNNING, 1)
+    assert it.phase("h") is Phase.RUNNING
+    it.wait(2.1)
+    assert it.phase("h") is Phase.QUIESCING
 
 
 def test_a_bound_to_leave_counts_only_while_somebody_waits() -> None:

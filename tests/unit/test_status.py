@@ -1,5 +1,6 @@
 """What the API is told of turns."""
 
+import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -98,11 +99,13 @@ class Api:
     def __init__(self, *failures: int) -> None:
         self.failures = list(failures)
         self.applied: list[dict[str, Any]] = []
+        self.told = asyncio.Event()
 
     async def apply_claim_status(self, namespace: str, name: str, body: dict[str, Any]) -> None:
         if self.failures:
             raise ApiError("PATCH", self.failures.pop(0))
         self.applied.append(body)
+        self.told.set()
 
     async def tell(self, event: dict[str, Any]) -> None:
         raise AssertionError(event)
@@ -111,7 +114,7 @@ class Api:
 async def test_a_claim_that_is_prepared_again_is_told_again() -> None:
     """Meanwhile the API server cleared its status."""
     api = Api()
-    teller = Teller(api, node(Phase.PARKED, Phase.PARKED), "n", [CLAIM])
+    teller = Teller(api, node(Phase.PARKED, Phase.PARKED), "n", [CLAIM], lambda: 0.0)
     await teller._apply(CLAIM)
     await teller._apply(CLAIM)
     assert len(api.applied) == 1
@@ -122,6 +125,32 @@ async def test_a_claim_that_is_prepared_again_is_told_again() -> None:
 
 @pytest.mark.parametrize(("failure", "again"), [(0, True), (409, True), (503, True), (422, False)])
 async def test_what_may_pass_by_itself_is_tried_again(failure: int, again: bool) -> None:
-    teller = Teller(Api(failure), node(Phase.PARKED, Phase.PARKED), "n", [CLAIM])
+    teller = Teller(Api(failure), node(Phase.PARKED, Phase.PARKED), "n", [CLAIM], lambda: 0.0)
     await teller._apply(CLAIM)
     assert teller._changed.is_set() is again
+
+
+async def test_the_same_about_the_same_pod_is_told_once_a_minute() -> None:
+    """A pod that asks again and again must not crowd out what others are told of."""
+    now = 100.0
+    about = node(Phase.PARKED, Phase.PARKED)
+    teller = Teller(Api(), about, "n", [CLAIM], lambda: now)
+    no_room = Condition(ConditionKind.NO_ROOM, "too little", "team-a/trainer")
+    for _ in range(1000):
+        teller.note(no_room)
+    teller.note(replace(no_room, tenant="team-a/rollout"))
+    assert teller._notices.qsize() == 2
+    now += 61.0
+    teller.note(no_room)
+    teller.note(replace(no_room, message="less still"))
+    assert teller._notices.qsize() == 4
+
+
+async def test_a_driver_that_starts_tells_how_it_is() -> None:
+    """The one before may not have lived to tell that a pod is to be evicted, or is well again."""
+    api = Api()
+    teller = Teller(api, node(Phase.FAULTED, Phase.PARKED), "n", [CLAIM], lambda: 0.0)
+    telling = asyncio.create_task(teller.run())
+    await asyncio.wait_for(api.told.wait(), 10)
+    telling.cancel()
+    await asyncio.gather(telling, return_exceptions=True)

@@ -461,6 +461,13 @@ def test_whose_residual_budget_leaves_a_former_tenant_too_little_gets_no_turn() 
     assert it.heard("c") == []  # it waits
 
 
+def test_a_former_tenant_that_can_never_run_keeps_nobody_out() -> None:
+    it = scene(member("a", 200, 5), member("b", 70, 15))
+    it.acquire("b")
+    it.answer()
+    assert it.phase("b") is Phase.RESTORING
+
+
 def test_what_a_tenant_kept_while_parked_is_part_of_its_need() -> None:
     it = scene(member("rollout", 80, 30), TRAINER)
     it.hold("rollout", 28)
