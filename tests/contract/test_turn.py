@@ -488,9 +488,9 @@ from workload_agents.session import Session
 
 yield_turn = Session.yield_turn
 
-async def told(self):
+async def told(self, next_s):
     tell(leaves=True)
-    await yield_turn(self)
+    await yield_turn(self, next_s)
 
 Session.yield_turn = told
 try:
