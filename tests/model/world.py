@@ -226,8 +226,9 @@ class World:
                     pending.append((answer, truth))
             case Arm(timer, delay_s):
                 self.timers[timer.kind, timer.subject] = (timer, self.now + delay_s)
-            case Kill(name):
-                if self.agents[name].alive:
+            case Kill(name):  # nobody is killed for a former life's fault
+                agent, known = self.agents[name], self.node.tenants[name].who.incarnation
+                if agent.alive and str(agent.life) == known:
                     self._do_die(name)
             case Tell():
                 pass
