@@ -8,7 +8,7 @@ CREDIT_S = 60.0
 """Time of turns that a job which wanted none may catch up on afterwards."""
 
 TURN_LEAST_S = 0.001
-"""Device time that a turn counts at least: many short ones are not free."""
+"""Time that a turn counts at least: many short ones are not free."""
 
 
 def count(node: Node, now: float) -> None:

@@ -21,7 +21,7 @@ class Membership:
     `incarnation` differs between two lives of one tenant (a pod's UID, a process's start);
     `need` is what the tenant holds on each device while it runs, None when nobody declared it;
     `residual` is what it may keep on each device while parked. Bytes. `job` names those with which
-    it shares device time and delay; its own name where nobody said. `ladder` is what the admin has
+    it shares turns and delay; its own name where nobody said. `ladder` is what the admin has
     done about it when it is at fault.
     """
 
@@ -97,10 +97,6 @@ class Tenant:
     @property
     def job(self) -> str:
         return self.who.job or self.who.tenant
-
-    @property
-    def harvests(self) -> bool:
-        return self.who.objectives.policy is PolicyName.HARVEST
 
     @property
     def next_rung(self) -> Rung | None:

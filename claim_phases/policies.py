@@ -20,7 +20,7 @@ class PolicyName(StrEnum):
     """What an admin chooses by the DeviceClass, and a claim within its limits."""
 
     FIFO = "fifo"  # in the order of asking
-    FAIR = "fair"  # the job first that had the least device time for its weight
+    FAIR = "fair"  # the job first whose turns took the least time for its weight
     PRIORITY = "priority"  # the highest first, which rises with waiting
     SLOWDOWN = "slowdown"  # the job first whose slowdown exceeds its objective most (Weave)
     HARVEST = "harvest"  # only when nobody else wants the devices
@@ -30,9 +30,9 @@ class PolicyName(StrEnum):
 class Objectives:
     """What a claim asks for of the turns of its tenants.
 
-    `weight`: its share of device time under `fair`. `priority`: higher is sooner. `slowdown`: the
-    bound that it aims at, its time over the time that it would take alone. `leave_s`: from being
-    told that others wait until the turn is taken, None: never.
+    `weight`: its share of the time of turns under `fair`. `priority`: higher is sooner.
+    `slowdown`: the bound that it aims at, its time over the time that it would take alone.
+    `leave_s`: from being told that others wait until the turn is taken, None: never.
     """
 
     policy: PolicyName = PolicyName.FIFO
@@ -41,12 +41,17 @@ class Objectives:
     slowdown: float = 1.2
     leave_s: float | None = None
 
+    @property
+    def harvests(self) -> bool:
+        """Whether it takes only what nobody else wants."""
+        return self.policy is PolicyName.HARVEST
+
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
     """A tenant, and what policies go by.
 
-    `waited_s`: since it asked. Of its job: `share_s` is the device time that counts under `fair`,
+    `waited_s`: since it asked. Of its job: `share_s` is the time of turns that counts under `fair`,
     in seconds by weight; `alive_s` and `delayed_s` are its time on the node and how much of that
     one of its tenants waited while none had a turn.
     """
@@ -57,10 +62,6 @@ class Claimant:
     share_s: float = 0.0
     alive_s: float = 0.0
     delayed_s: float = 0.0
-
-    @property
-    def harvests(self) -> bool:
-        return self.objectives.policy is PolicyName.HARVEST
 
     @property
     def rank(self) -> int:
@@ -83,7 +84,7 @@ def fifo(waiting: Sequence[Claimant]) -> Sequence[Claimant]:
 
 
 def fair(waiting: Sequence[Claimant]) -> Sequence[Claimant]:
-    """Serve the job that had the least device time for its weight."""
+    """Serve the job whose turns took the least time for its weight."""
     return sorted(waiting, key=lambda one: one.share_s)
 
 
@@ -110,8 +111,8 @@ def order(queue: Iterable[Claimant], patience_s: float) -> list[str]:
     """The tenants in the order of service."""
     waiting = list(queue)
     overdue = [one for one in waiting if one.waited_s >= patience_s]
-    ahead = [one for one in waiting if one.waited_s < patience_s and not one.harvests]
-    harvest = [one for one in waiting if one.waited_s < patience_s and one.harvests]
+    ahead = [one for one in waiting if one.waited_s < patience_s and not one.objectives.harvests]
+    harvest = [one for one in waiting if one.waited_s < patience_s and one.objectives.harvests]
     served = {
         name: iter(policy([one for one in ahead if one.objectives.policy is name]))
         for name, policy in POLICIES.items()
@@ -127,7 +128,7 @@ def interrupts(waiting: Claimant, holder: Claimant, patience_s: float) -> bool:
     """
     if waiting.waited_s >= patience_s:
         return True
-    if waiting.harvests is not holder.harvests:
-        return holder.harvests
+    if waiting.objectives.harvests is not holder.objectives.harvests:
+        return holder.objectives.harvests
     both = {waiting.objectives.policy, holder.objectives.policy}
     return both != {PolicyName.PRIORITY} or waiting.rank >= holder.objectives.priority

@@ -339,7 +339,9 @@ class Turns:
         if holders or any(device.foreign for device in devices):
             return
         residents = [t for t in others if t.phase is Phase.YIELDED]
-        if tenant.harvests and any(self._is_back_soon(resident) for resident in residents):
+        if tenant.who.objectives.harvests and any(
+            self._is_back_soon(resident) for resident in residents
+        ):
             return  # the node looks again at its next watch
         if residents and not verdicts.fit(self.node, tenant, residents):
             self._displace_all(residents)
