@@ -8,7 +8,9 @@ each name to one socket, and the relay's are taken.
 """
 
 import asyncio
+import errno
 import logging
+import os
 import secrets
 import socket
 import struct
@@ -27,6 +29,8 @@ CONNECTIONS_MAX = 8
 """That a tenant may have open at once; all processes of no tenant together have as many."""
 
 _UCRED = struct.Struct("3i")
+_SO_PEERPIDFD = 77
+"""Since Linux 6.5; Python has no name for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +146,9 @@ class _Outer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        sock = transport.get_extra_info("socket")
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        pid, uid, _ = _UCRED.unpack(credentials)
         try:
-            peer = Peer(self._claim, process(pid), uid)
+            made_by, uid = _who_connected(transport.get_extra_info("socket"))
+            peer = Peer(self._claim, made_by, uid)
             self._entered = self._relay.enter(peer)
         except (ProcessLookupError, RegistryError) as exc:
             log.warning("a connection to %s is dropped: %s", self._claim, exc)
@@ -155,7 +157,7 @@ class _Outer(asyncio.Protocol):
         if self._entered is None:
             log.warning(
                 "a connection of process %d to %s is dropped: its tenant has %d open already",
-                pid,
+                made_by.pid,
                 self._claim,
                 CONNECTIONS_MAX,
             )
@@ -229,6 +231,28 @@ class _Inner(asyncio.Protocol):
         self._forget()
         if self._outer.transport is not None:
             self._outer.transport.close()
+
+
+def _who_connected(sock: socket.socket) -> tuple[Process, int]:
+    """The process and the user. ProcessLookupError when the process is gone.
+
+    SO_PEERCRED tells the pid of then, which may be somebody else's by now; SO_PEERPIDFD is not.
+    A kernel without SO_PEERPIDFD leaves that gap, from connect to accept.
+    """
+    pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    try:
+        pidfd = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError as exc:
+        if exc.errno == errno.ENOPROTOOPT:
+            return process(pid), uid
+        raise ProcessLookupError(f"process {pid}, which made it, is gone ({exc})") from exc
+    try:
+        found = process(pid)
+        if f"Pid:\t{pid}\n" not in Path(f"/proc/self/fdinfo/{pidfd}").read_text():
+            raise ProcessLookupError(f"process {pid}, which made it, is gone")
+    finally:
+        os.close(pidfd)
+    return found, uid
 
 
 def private_directory(path: Path) -> Path:

@@ -1,4 +1,8 @@
-"""What runs beside what when two tests run at a time (hack/test)."""
+"""What runs beside what when two tests run at a time (hack/test), and what ends one that hangs."""
+
+import faulthandler
+import os
+from collections.abc import Generator
 
 import pytest
 from xdist.remote import Producer
@@ -6,6 +10,12 @@ from xdist.scheduler import LoadScopeScheduling
 
 ONE_AT_A_TIME = ("tests/cluster/", "tests/demo/")
 """Each of these alone is as much as one of two cores can do."""
+
+GRACE_S = 120.0
+"""What a test has to end after its own timeout."""
+
+TRACES = pytest.StashKey[int]()
+"""A descriptor for traces, which pytest does not capture."""
 
 
 class Rooms(LoadScopeScheduling):
@@ -18,3 +28,20 @@ class Rooms(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Rooms:
     return Rooms(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        config.stash[TRACES] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that its timeout cannot end, since it waits in C, ends its process with a trace."""
+    marker = item.get_closest_marker("timeout")
+    own = marker.args[0] if marker else float(item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(own + GRACE_S, exit=True, file=item.config.stash[TRACES])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()

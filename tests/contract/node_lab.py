@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,8 @@ class Lines:
     def end(self) -> None:
         """Read to the end."""
         self._thread.join(WITHIN_S)
+        # Closing a pipe that is being read would wait for the reader, and no signal ends that wait.
+        assert not self._thread.is_alive(), f"some process still has the other end: {self}"
 
     def close(self) -> None:
         """Read to the end, and close the source."""
@@ -291,11 +293,12 @@ class Node:
 
     def close(self) -> None:
         """End all processes."""
-        for child in self._children:
-            child.popen.kill()
-            child.close()
-        self._events_end.close()  # nobody writes any more, so its reader comes to the end
-        self.events.close()
+        with ExitStack() as each:  # also after one that fails
+            each.callback(self.events.close)
+            each.callback(self._events_end.close)  # nobody writes any more, so its reader ends
+            for child in self._children:
+                each.callback(child.close)
+                child.popen.kill()
 
     @property
     def _processes(self) -> Path:
@@ -330,5 +333,7 @@ def node(**options: Any) -> Iterator[Node]:
     try:
         yield made
     finally:
-        made.close()
-        shutil.rmtree(folder)
+        try:
+            made.close()
+        finally:
+            shutil.rmtree(folder)

@@ -14,6 +14,7 @@ from tests.contract.nobody import as_nobody
 from tests.contract.node_lab import Child, Node, Tenant, node
 
 RAW = ["-m", "tests.contract.raw_peer"]
+HEIR = ["-m", "tests.contract.heir"]
 MOMENTS = ["stored", "answered"]
 
 
@@ -103,19 +104,34 @@ def test_a_tenant_cannot_speak_through_another_claims_socket() -> None:
 def test_a_reused_pid_is_another_process(lab: Node) -> None:
     """A connection outlives who made it; the pid that the kernel tells of it may be given again."""
     lab.arbiter()
-    maker = lab.stranger(["-m", "tests.contract.heir", str(lab.sockets["claim"]), "a"])
+    maker = lab.stranger([*HEIR, str(lab.sockets["claim"]), "a", "accepted"])
     maker.popen.wait()
-    for _ in range(50):  # something else may be quicker and get it
-        give_again(maker.pid)
-        tenant = lab.tenant("a")
-        if tenant.pid == maker.pid:
-            break
-        tenant.kill()
-        lab.forget("a")
-    else:
-        pytest.skip(f"pid {maker.pid} could not be had again")
+    a_process_of_a(lab, maker.pid)
     maker.say(do="go")
     assert "belongs to no tenant" in maker.out.wait_for(heard="Refused")["reason"]
+
+
+def test_who_is_gone_when_the_arbiter_looks_is_not_who_has_the_pid_by_then(lab: Node) -> None:
+    arbiter = lab.arbiter()
+    arbiter.popen.send_signal(signal.SIGSTOP)
+    maker = lab.stranger([*HEIR, str(lab.sockets["claim"]), "a", "connected"])
+    maker.popen.wait()
+    a_process_of_a(lab, maker.pid)
+    arbiter.popen.send_signal(signal.SIGCONT)
+    maker.say(do="go")
+    assert maker.out.wait(lambda line: "heard" in line or "ended" in line) == {"ended": "closed"}
+
+
+def a_process_of_a(lab: Node, pid: int) -> None:
+    """Start a process of tenant a that has this pid."""
+    for _ in range(50):  # something else may be quicker and get it
+        give_again(pid)
+        process = lab.registered("a", ["-c", "input()"])
+        if process.pid == pid:
+            return
+        process.kill()
+        lab.forget("a")
+    pytest.skip(f"pid {pid} could not be had again")
 
 
 def give_again(pid: int) -> None:
