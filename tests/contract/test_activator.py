@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -46,11 +47,15 @@ class FakeEngine:
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     answers: Counter[str] = field(default_factory=Counter)
     breaks: bool = False
-    port: int = 0
 
     def __post_init__(self) -> None:
         self.go_on.set()
         self.runner: web.AppRunner | None = None
+        # While it is down nobody else may get its port.
+        self.place = socket.socket()
+        self.place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self.place.bind(("127.0.0.1", 0))
+        self.port: int = self.place.getsockname()[1]
 
     async def start(self) -> None:
         app = web.Application(client_max_size=100 << 20)
@@ -60,9 +65,8 @@ class FakeEngine:
             app, access_log=None, handler_cancellation=True, auto_decompress=False
         )
         await self.runner.setup()
-        site = web.TCPSite(self.runner, "127.0.0.1", self.port, backlog=4096)
+        site = web.TCPSite(self.runner, "127.0.0.1", self.port, backlog=4096, reuse_port=True)
         await site.start()
-        self.port = self.runner.addresses[0][1]
 
     async def stop(self) -> None:
         if self.runner is not None:
@@ -254,8 +258,6 @@ class Answered:
 @asynccontextmanager
 async def stand_on(tmp_path: Path, *, wait_s: float = 60.0) -> AsyncIterator[Stand]:
     engine, turn, ended = FakeEngine(), ScriptedTurn(), asyncio.Event()
-    await engine.start()  # to get a port; then down again until the test starts it
-    await engine.stop()
     url = f"http://127.0.0.1:{engine.port}"
     connector = aiohttp.TCPConnector(limit=0)
     async with engine_client() as client, aiohttp.ClientSession(connector=connector) as outside:
@@ -280,6 +282,7 @@ async def stand_on(tmp_path: Path, *, wait_s: float = 60.0) -> AsyncIterator[Sta
                 ended,
             )
         await engine.stop()
+        engine.place.close()
         assert engine.served_asleep == 0
 
 
