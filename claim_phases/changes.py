@@ -16,13 +16,14 @@ from claim_phases.events import (
     Kill,
     Measure,
     PhaseChanged,
+    RoomMade,
     Send,
     Tell,
     Timer,
     TimerKind,
     Usage,
 )
-from claim_phases.messages import ArbiterMessage, Granted, Refused, Release, TurnLost
+from claim_phases.messages import ArbiterMessage, Granted, Refused, Release, Room, TurnLost
 from claim_phases.node import Node, Tenant
 from claim_phases.phases import Phase, Signal, after
 
@@ -68,6 +69,8 @@ class Changes:
         tenant.since = self.node.seq
         tenant.attempts = 0
         tenant.overdue = False
+        if tenant.phase is not Phase.WAITING:
+            tenant.ahead = 0
         for name in tenant.who.devices:
             self.node.devices[name].changed = self.node.seq
         ended = tenant.gone and signal is Signal.FREE
@@ -89,10 +92,25 @@ class Changes:
         self.move(tenant, signal)
         self.send(tenant, Granted(tenant.epoch, tenant.request))
 
+    def make_room(self, tenant: Tenant, size: int) -> None:
+        """Let a waiting tenant restore so much ahead of its turn. An epoch fences that."""
+        if not tenant.ahead:
+            self.node.epoch += 1
+            tenant.epoch = self.node.epoch
+        tenant.ahead = size
+        made = RoomMade(tenant.name, tenant.epoch, size, tenant.who.devices)
+        self.effects.append(Tell(self._now, made))
+        self.send(tenant, Room(tenant.epoch, size))
+
     def displace(self, tenant: Tenant) -> None:
         """Tell a tenant to release."""
         self.move(tenant, Signal.DISPLACE)
-        self.send(tenant, Release(tenant.epoch))
+        self.release(tenant)
+
+    def release(self, tenant: Tenant) -> None:
+        """Say so (again) to one that is to release."""
+        waiting = [other for other in self.node.beside(tenant) if other.name in self.node.queue]
+        self.send(tenant, Release(tenant.epoch, any(other.pieces for other in waiting)))
 
     def released(self, tenant: Tenant) -> None:
         """By its own word the tenant has parked."""
@@ -161,7 +179,9 @@ class Changes:
         """Let the tenant wait no longer."""
         self.node.queue.remove(tenant.name)
         tenant.blocked = 0
-        if tenant.phase is Phase.WAITING:
+        if tenant.ahead:
+            self.displace(tenant)
+        elif tenant.phase is Phase.WAITING:
             self.move(tenant, Signal.CANCEL)
 
     def refuse(self, tenant: Tenant, reason: str, holder: str = "") -> None:

@@ -171,6 +171,16 @@ class Judged:
     free: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RoomMade:
+    """For people: a waiting tenant may hold so much on each device ahead of its turn, in bytes."""
+
+    tenant: str
+    epoch: int
+    size: int
+    devices: tuple[str, ...]
+
+
 class ConditionKind(StrEnum):
     """What can be wrong with a tenant or a device."""
 
@@ -197,7 +207,7 @@ class Condition:
     size: int | None = None
 
 
-Told = PhaseChanged | Judged | Condition
+Told = PhaseChanged | Judged | RoomMade | Condition
 
 
 @dataclass(frozen=True, slots=True)

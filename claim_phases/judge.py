@@ -86,11 +86,14 @@ class Judge:
         over = verdicts.over_budget(tenant, usages)
         if tenant.aside and over is not None:
             name, held = over
+            restored_ahead = bool(tenant.ahead)
             reason = (
                 f"it holds {mib(held)} of {name} without a turn, where {mib(tenant.budget)} may be"
             )
             self._do.fault(tenant, Signal.INTRUDE, reason, name, held, ConditionKind.INTRUDER)
             self._do.send(tenant, Warned(f"Intruder: {reason}"))
+            if restored_ahead:
+                self._do.displace(tenant)
         elif tenant.phase is Phase.FAULTED and over is None and (tenant.parked or tenant.gone):
             self._do.tell(ConditionKind.CLEARED, f"{tenant.name} has left its devices", tenant.name)
             self._do.free(tenant)
@@ -102,7 +105,8 @@ class Judge:
         if not excess.seen:
             # The sum and the owners are read one after the other: bytes of nobody mean something
             # only while no tenant's memory moves, and when a second reading finds them too.
-            still = all(tenant.aside for tenant in self._node.on(device.name))
+            present = self._node.on(device.name)
+            still = all(tenant.aside and not tenant.ahead for tenant in present)
             before, device.unseen = device.unseen, excess.size if still else 0
             if excess.size and not (still and before):
                 return

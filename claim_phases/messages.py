@@ -14,7 +14,8 @@ class Hello:
 
     `epoch` is the newest epoch that the speaker knows, 0 when it has just begun; `phase` is its own
     view; `request` is the acquire that it still waits for, 0 when there is none, and `caller` says
-    on whose behalf, as in `Acquire`.
+    on whose behalf, as in `Acquire`. `pieces`: it can restore in pieces, so ahead of its turn;
+    `ahead`: it holds some that it restored so. Both since 0.2.
     """
 
     role: str
@@ -23,6 +24,8 @@ class Hello:
     request: int = 0
     protocol: str = PROTOCOL
     caller: str = ""
+    pieces: bool = False
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,13 @@ class Yield:
 @dataclass(frozen=True, slots=True)
 class Quiesced:
     """Work is finished or paused; the memory is about to be parked."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """Some of the memory is parked; the rest follows. Said where the release asks for it."""
 
     epoch: int
 
@@ -110,9 +120,24 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Somebody needs the room: quiesce, park, say so."""
+    """Somebody needs the room: quiesce, park, say so.
+
+    `pieces`: that one restores in pieces meanwhile, so say how it goes on. Since 0.2.
+    """
 
     epoch: int
+    pieces: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Restore so much ahead of the turn: bytes on each device, beyond the residual budget.
+
+    The epoch is no turn: it is the fence of this, and a grant has a newer one. Since 0.2.
+    """
+
+    epoch: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,5 +178,5 @@ class Warned:
     reason: str
 
 
-TenantMessage = Hello | Acquire | Cancel | Yield | Quiesced | Released | Restored | Failed
-ArbiterMessage = Welcome | Granted | Noted | Release | Wanted | Refused | TurnLost | Warned
+TenantMessage = Hello | Acquire | Cancel | Yield | Quiesced | Freed | Released | Restored | Failed
+ArbiterMessage = Welcome | Granted | Noted | Release | Room | Wanted | Refused | TurnLost | Warned

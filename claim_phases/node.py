@@ -7,9 +7,9 @@ from claim_phases.escalation import Rung, Step
 from claim_phases.phases import ASIDE, Phase
 from claim_phases.policies import Objectives, PolicyName
 
-STATE_VERSION = 2
-READ_VERSIONS = (1, 2)
-"""Version 1 has no times and no objectives: what it lacks is as at the beginning."""
+STATE_VERSION = 3
+READ_VERSIONS = (1, 2, 3)
+"""Version 1 has no times and no objectives, 2 nothing of restoring ahead: as at the beginning."""
 
 _R = TypeVar("_R")
 
@@ -57,13 +57,15 @@ class Tenant:
 
     Steps (`Node.seq`): `since` is that of its last phase change, `lost` that of the loss of its
     session, `asked` that of its newest measurement for a grant, `blocked` the one since which a
-    fault keeps it waiting, `faulty` the one since which it is at fault itself. `attempts` and
-    `overdue` are about the measurements of its present phase. `parked`: it gave back its newest
-    turn by its own word. `fault` stays until its memory is measured to be back; `rung`: how many
-    steps of its ladder were taken meanwhile. `taken` is the newest epoch that was taken from it.
-    CLOCK_MONOTONIC: `asked_at` is when it began to wait, `wanted_at` when it was first told to
-    leave its present turn (0.0: it was not), `back_at` when it will want a turn again,
-    by its own word.
+    fault keeps it waiting, `faulty` the one since which it is at fault itself, `freed` that of its
+    newest word that some of its memory is parked. `attempts` and `overdue` are about the
+    measurements of its present phase, `attempts` about such words while it releases. `parked`: it
+    gave back its newest turn by its own word. `fault` stays until its memory is measured to be
+    back; `rung`: how many steps of its ladder were taken meanwhile. `taken` is the newest epoch
+    that was taken from it. CLOCK_MONOTONIC: `asked_at` is when it began to wait, `wanted_at` when
+    it was first told to leave its present turn (0.0: it was not), `back_at` when it will want a
+    turn again, by its own word. `pieces`: it can restore in pieces; `ahead`: bytes on each device,
+    beyond its residual budget, that it was given room for ahead of its turn.
     """
 
     who: Membership
@@ -89,6 +91,9 @@ class Tenant:
     rung: int = 0
     taken: int = 0
     taken_why: str = ""
+    pieces: bool = False
+    ahead: int = 0
+    freed: int = 0
 
     @property
     def name(self) -> str:
@@ -116,9 +121,14 @@ class Tenant:
         return self.phase in ASIDE
 
     @property
-    def budget(self) -> int:
-        """Bytes that it may keep on each device without a turn; a dead tenant keeps nothing."""
+    def residual(self) -> int:
+        """Bytes that it may keep on each device while parked; a dead tenant keeps nothing."""
         return 0 if self.gone else self.who.residual
+
+    @property
+    def budget(self) -> int:
+        """Bytes that it may hold on each device without a turn."""
+        return self.residual + self.ahead
 
 
 @dataclass(slots=True)
@@ -190,6 +200,8 @@ class Node:
             raise ValueError(f"state version {version}, this arbiter reads {STATE_VERSION}")
         if version == 1:
             data = _of_version_1(data)
+        if version < STATE_VERSION:
+            data = _of_version_2(data)
         try:
             node = cls(
                 boot_id=data["boot_id"],
@@ -232,6 +244,11 @@ def _of_version_1(data: dict[str, Any]) -> dict[str, Any]:
         for name, raw in data["tenants"].items()
     }
     return {"jobs": {}, "at": 0.0} | data | {"tenants": tenants}
+
+
+def _of_version_2(data: dict[str, Any]) -> dict[str, Any]:
+    lacks = {"pieces": False, "ahead": 0, "freed": 0}
+    return data | {"tenants": {name: lacks | raw for name, raw in data["tenants"].items()}}
 
 
 def _record(kind: type[_R], raw: dict[str, Any]) -> _R:

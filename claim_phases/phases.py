@@ -55,6 +55,7 @@ TRANSITIONS: dict[Phase, dict[Signal, Phase]] = {
     Phase.WAITING: {
         Signal.CANCEL: Phase.PARKED,
         Signal.GRANT: Phase.RESTORING,
+        Signal.DISPLACE: Phase.QUIESCING,  # it restored some ahead of a turn that it will not have
         Signal.INTRUDE: Phase.FAULTED,
         Signal.GONE: Phase.VERIFYING,
     },
@@ -119,7 +120,8 @@ HOLDING = frozenset(
 """The phases in which nobody else may be granted a device of the tenant."""
 
 ASIDE = frozenset({Phase.PARKED, Phase.WAITING})
-"""The phases in which a tenant holds no more than its residual budget."""
+"""The phases in which a tenant holds no more than its residual budget, and what it was given room
+for ahead of its turn."""
 
 
 def after(phase: Phase, signal: Signal) -> Phase:

@@ -12,6 +12,7 @@ from claim_phases.messages import (
     ArbiterMessage,
     Cancel,
     Failed,
+    Freed,
     Granted,
     Hello,
     Noted,
@@ -20,6 +21,7 @@ from claim_phases.messages import (
     Release,
     Released,
     Restored,
+    Room,
     TenantMessage,
     TurnLost,
     Wanted,
@@ -39,10 +41,14 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Park the memory, then call `parked` or `park_failed` with the epoch."""
+    """Park the memory, then call `parked` or `park_failed` with the epoch.
+
+    `pieces`: call `freed` as it goes on.
+    """
 
     epoch: int
     again: bool = False
+    pieces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,13 @@ class Restore:
     """Restore the memory, then call `restored` or `restore_failed` with the epoch."""
 
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreAhead:
+    """Restore up to so many bytes of the memory on each device; nobody is to be told."""
+
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +104,15 @@ class Shut:
     reason: str
 
 
-Act = Say | Park | Restore | Answer | Left | WantedByOther | Warn | Shut
+Act = Say | Park | Restore | RestoreAhead | Answer | Left | WantedByOther | Warn | Shut
 
 
 class Tenancy:
     """One tenant's state. Each method takes in one thing that happened and returns the acts."""
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, *, pieces: bool = False) -> None:
         self.role = role
+        self.pieces = pieces  # the memory can be restored in pieces
         self.phase = Phase.PARKED
         self.epoch = 0
         self.request = 0
@@ -111,6 +125,7 @@ class Tenancy:
         self._welcomed = False
         self._restored = False  # the memory is whole
         self._held = False  # there may be something of it
+        self._ahead = False  # room was made for some of it, under this epoch
         self._abandoned = False  # the turn was taken during the restore that goes on
 
     @property
@@ -123,7 +138,16 @@ class Tenancy:
     def opened(self) -> list[Act]:
         """A stream to the arbiter is open."""
         self._hello_left = self.leaving
-        return [Say(Hello(self.role, self.phase, self.epoch, self.request, caller=self._caller))]
+        hello = Hello(
+            self.role,
+            self.phase,
+            self.epoch,
+            self.request,
+            caller=self._caller,
+            pieces=self.pieces,
+            ahead=self.aside and self._held,
+        )
+        return [Say(hello)]
 
     def heard(self, message: ArbiterMessage) -> list[Act]:
         """The arbiter said something."""
@@ -142,7 +166,7 @@ class Tenancy:
                 return epoch > self.epoch
             case Welcome():  # it answers this stream's hello
                 return self._hello_left
-            case Wanted() | Refused() | Warned():
+            case Wanted() | Refused() | Warned() | Room():
                 return False
             case _:
                 assert_never(message)
@@ -157,8 +181,10 @@ class Tenancy:
                 return []
             case Granted(epoch):
                 return self._granted(epoch)
-            case Release(epoch):
-                return self._release(epoch, "it was taken to make room")
+            case Release(epoch, pieces):
+                return self._release(epoch, "it was taken to make room", pieces=pieces)
+            case Room(epoch, size):
+                return self._room(epoch, size)
             case TurnLost(epoch, reason):
                 return [] if self.aside else self._release(epoch, reason)
             case Wanted(epoch, idle):
@@ -187,7 +213,7 @@ class Tenancy:
         if epoch <= self.epoch:  # said twice: it must not begin a turn that is over
             return []
         resident = self.phase is Phase.YIELDED and self._restored
-        self.epoch, self.taken, self._abandoned = epoch, None, False
+        self.epoch, self.taken, self._abandoned, self._ahead = epoch, None, False, False
         self.wanted = self.urgent = False
         if resident:
             return self._run()
@@ -202,7 +228,14 @@ class Tenancy:
         self.request = 0
         return [Answer(self.epoch)]
 
-    def _release(self, epoch: int, reason: str) -> list[Act]:
+    def _room(self, epoch: int, size: int) -> list[Act]:
+        known = epoch == self.epoch and self._ahead
+        if self.phase is not Phase.WAITING or not (epoch > self.epoch or known):
+            return []  # it came late: what was restored so is parked, or will be
+        self.epoch, self._ahead, self._held = epoch, True, True
+        return [RestoreAhead(size)]
+
+    def _release(self, epoch: int, reason: str, *, pieces: bool = False) -> list[Act]:
         if epoch < self.epoch or (epoch == self.epoch and self.phase is Phase.RELEASING):
             return []
         self.epoch = epoch  # of a grant that was never heard, maybe: it is over now
@@ -212,7 +245,7 @@ class Tenancy:
             self.taken = reason
         if not self._held:
             return [Say(Quiesced(epoch)), Say(Released(epoch))]
-        return self._park()
+        return self._park(pieces=pieces)
 
     def _abandon(self, reason: str) -> list[Act]:
         """Park when the restore has come to its end; who waits for it need not wait that long."""
@@ -222,10 +255,10 @@ class Tenancy:
             return []
         return [Say(Cancel(request)), Answer(self.epoch, failure=reason)]
 
-    def _park(self) -> list[Act]:
+    def _park(self, *, pieces: bool = False) -> list[Act]:
         self.phase = Phase.RELEASING
         self.wanted = self.urgent = False
-        return [Say(Quiesced(self.epoch)), Park(self.epoch)]
+        return [Say(Quiesced(self.epoch)), Park(self.epoch, pieces=pieces)]
 
     def _refused(self, request: int, reason: str, holder: str) -> list[Act]:
         if request == self.request:
@@ -265,9 +298,15 @@ class Tenancy:
 
     # -- the memory -----------------------------------------------------------------------------
 
+    def freed(self, epoch: int) -> list[Act]:
+        """Some of the memory is parked."""
+        if epoch != self.epoch or self.phase is not Phase.RELEASING:
+            return []
+        return [Say(Freed(epoch))]
+
     def parked(self, epoch: int) -> list[Act]:
         """The memory is parked."""
-        self._restored = self._held = False
+        self._restored = self._held = self._ahead = False
         if epoch != self.epoch or self.phase not in (Phase.RELEASING, Phase.FAULTED):
             return []
         self.phase = Phase.WAITING if self.request else Phase.PARKED

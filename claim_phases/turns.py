@@ -31,11 +31,11 @@ from claim_phases.messages import (
     Acquire,
     Cancel,
     Failed,
+    Freed,
     Granted,
     Hello,
     Noted,
     Quiesced,
-    Release,
     Released,
     Restored,
     TurnLost,
@@ -50,6 +50,8 @@ from claim_phases.verdicts import mib
 __all__ = ["Limits", "Turns"]
 
 HINT_MAX_S = 1e6
+FREED_MAX = 64
+"""Words that some of its memory is parked which lead to a measurement, in one release."""
 
 
 class Turns:
@@ -111,7 +113,9 @@ class Turns:
             reason = f"the processes of {who.tenant} have ended: start them again"
             self._do.refuse_session(who.tenant, reason)
             return
-        tenant.connected = True
+        tenant.connected, tenant.pieces = True, hello.pieces
+        if tenant.ahead and not hello.ahead:  # what was restored ahead, it knows nothing of
+            self._do.move(tenant, Signal.DISPLACE)
         # What was sent or measured meanwhile is lost.
         tenant.asked = tenant.told_wanted = tenant.told_idle = 0
         self._do.send(tenant, Welcome(tenant.phase, tenant.epoch))
@@ -140,11 +144,11 @@ class Turns:
                 if hello.phase not in TURN or not knows:
                     self._do.send(tenant, Granted(tenant.epoch, tenant.request))
             case Phase.QUIESCING | Phase.RELEASING | Phase.FAULTED if (
-                knows and hello.phase in ASIDE
+                knows and hello.phase in ASIDE and not hello.ahead
             ):
                 self._released(tenant)
             case Phase.QUIESCING | Phase.RELEASING:
-                self._do.send(tenant, Release(tenant.epoch))
+                self._do.release(tenant)
             case Phase.FAULTED:
                 self._do.displace(tenant)
             case Phase.PARKED | Phase.WAITING | Phase.YIELDED | Phase.VERIFYING:
@@ -163,9 +167,10 @@ class Turns:
         self._do.arm(TimerKind.LEASE, tenant.name, tenant.lost, self._limits.lease_s)
 
     def _lease_over(self, tenant: Tenant) -> None:
+        restored_ahead = bool(tenant.ahead)
         if tenant.name in self.node.queue:
             self._do.dequeue(tenant)
-        if tenant.phase in (Phase.PARKED, Phase.VERIFYING, Phase.FAULTED):
+        if restored_ahead or tenant.phase in (Phase.PARKED, Phase.VERIFYING, Phase.FAULTED):
             return
         self._do.tell(
             ConditionKind.SESSION_LOST,
@@ -224,7 +229,7 @@ class Turns:
             case Cancel(request):
                 if request == tenant.request and tenant.name in self.node.queue:
                     self._do.dequeue(tenant)
-            case Yield() | Quiesced() | Released() | Restored() | Failed():
+            case Yield() | Quiesced() | Freed() | Released() | Restored() | Failed():
                 if event.message.epoch == tenant.epoch:
                     self._reported(tenant, event.message)
                 elif tenant.taken and event.message.epoch == tenant.taken:
@@ -233,7 +238,7 @@ class Turns:
                 assert_never(event.message)
 
     def _reported(
-        self, tenant: Tenant, message: Yield | Quiesced | Released | Restored | Failed
+        self, tenant: Tenant, message: Yield | Quiesced | Freed | Released | Restored | Failed
     ) -> None:
         """A report of the present epoch; where it does not fit the phase it came twice or late."""
         match message, tenant.phase:
@@ -247,6 +252,9 @@ class Turns:
                 self._do.send(tenant, TurnLost(tenant.taken, tenant.taken_why))
             case Quiesced(), Phase.QUIESCING:
                 self._do.move(tenant, Signal.QUIESCED)
+            case Freed(), Phase.RELEASING if tenant.attempts < FREED_MAX:
+                tenant.attempts += 1
+                tenant.freed = self.node.seq
             case Released(), (Phase.QUIESCING | Phase.RELEASING | Phase.FAULTED):
                 self._released(tenant)
             case Failed(_, reason), (Phase.RESTORING | Phase.RUNNING):
@@ -319,7 +327,8 @@ class Turns:
         if len(queue) < 2:
             return [tenant.name for tenant in queue]
         waiting = [jobs.claimant(self.node, tenant) for tenant in queue]
-        return policies.order(waiting, self._limits.patience_s)
+        order = policies.order(waiting, self._limits.patience_s)
+        return sorted(order, key=lambda name: not self.node.tenants[name].ahead)  # that is begun
 
     def _bound_the_wait(self, tenant: Tenant) -> None:
         if not verdicts.causes(self.node, tenant):
@@ -336,7 +345,11 @@ class Turns:
         for holder in holders:
             self._ask_to_yield(holder, tenant)
         devices = [self.node.devices[name] for name in tenant.who.devices]
-        if holders or any(device.foreign for device in devices):
+        if any(device.foreign for device in devices):
+            return
+        if holders:
+            if tenant.pieces and tenant.phase is Phase.WAITING:
+                self._make_room_ahead(tenant, holders)
             return
         residents = [t for t in others if t.phase is Phase.YIELDED]
         if tenant.who.objectives.harvests and any(
@@ -350,7 +363,22 @@ class Turns:
         elif (usages := self._judge.readings(tenant)) is not None:
             self._grant_into_room(tenant, residents, usages)
         elif tenant.asked < max(device.changed for device in devices):
-            self._ask(tenant, attribute=tenant.overdue)
+            self._ask(tenant, attribute=tenant.overdue or bool(tenant.ahead))
+
+    def _make_room_ahead(self, tenant: Tenant, holders: list[Tenant]) -> None:
+        """While all that hold its devices give them back, it may restore into what is free."""
+        if any(holder.phase not in (Phase.RELEASING, Phase.VERIFYING) for holder in holders):
+            return
+        usages = self._judge.readings(tenant)
+        if usages is not None and all(usage.tenants is not None for usage in usages.values()):
+            size = verdicts.room_ahead(self.node, tenant, usages)
+            if size > tenant.ahead:
+                self._do.make_room(tenant, size)
+        if all(holder.phase is Phase.VERIFYING for holder in holders):
+            return  # they are measured for already
+        changed = [self.node.devices[name].changed for name in tenant.who.devices]
+        if tenant.asked < max(*changed, *(holder.freed for holder in holders)):
+            self._ask(tenant, attribute=True)
 
     def _ask_to_yield(self, holder: Tenant, waiting: Tenant) -> None:
         if holder.phase is not Phase.RUNNING or not holder.connected:
@@ -386,9 +414,13 @@ class Turns:
         self, tenant: Tenant, residents: list[Tenant], usages: Mapping[str, Usage]
     ) -> None:
         """Grant when every device is measured free and has the room; look again when not."""
+        if tenant.ahead and any(usage.tenants is None for usage in usages.values()):
+            self._ask(tenant, attribute=True)
+            return
         for name in tenant.who.devices:
-            limit = verdicts.allowed(self.node, self.node.devices[name], beside_residents=True)
-            if limit is None or usages[name].used > limit:
+            limit = verdicts.allowed(self.node, self.node.devices[name], grants_to=tenant)
+            own = usages[name].of(tenant.name) or 0 if tenant.ahead else 0
+            if limit is None or usages[name].used - own > limit:
                 self._displace_all(residents)  # one has outgrown its declared need
                 self._occupied(tenant)
                 return

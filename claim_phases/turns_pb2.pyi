@@ -28,6 +28,7 @@ class FromTenant(_message.Message):
     RELEASED_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    FREED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -42,6 +43,8 @@ class FromTenant(_message.Message):
     def restored(self) -> Global___Restored: ...
     @_builtins.property
     def failed(self) -> Global___Failed: ...
+    @_builtins.property
+    def freed(self) -> Global___Freed: ...
     def __init__(
         self,
         *,
@@ -52,12 +55,13 @@ class FromTenant(_message.Message):
         released: Global___Released | None = ...,
         restored: Global___Restored | None = ...,
         failed: Global___Failed | None = ...,
+        freed: Global___Freed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "cancel", b"cancel", "failed", b"failed", "hello", b"hello", "message", b"message", "quiesced", b"quiesced", "released", b"released", "restored", b"restored", "yield", b"yield"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "cancel", b"cancel", "failed", b"failed", "freed", b"freed", "hello", b"hello", "message", b"message", "quiesced", b"quiesced", "released", b"released", "restored", b"restored", "yield", b"yield"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "cancel", b"cancel", "failed", b"failed", "hello", b"hello", "message", b"message", "quiesced", b"quiesced", "released", b"released", "restored", b"restored", "yield", b"yield"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquire", b"acquire", "cancel", b"cancel", "failed", b"failed", "freed", b"freed", "hello", b"hello", "message", b"message", "quiesced", b"quiesced", "released", b"released", "restored", b"restored", "yield", b"yield"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "acquire", "cancel", "yield", "quiesced", "released", "restored", "failed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "acquire", "cancel", "yield", "quiesced", "released", "restored", "failed", "freed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -75,6 +79,7 @@ class FromArbiter(_message.Message):
     TURN_LOST_FIELD_NUMBER: _builtins.int
     WARNED_FIELD_NUMBER: _builtins.int
     NOTED_FIELD_NUMBER: _builtins.int
+    ROOM_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -91,6 +96,8 @@ class FromArbiter(_message.Message):
     def warned(self) -> Global___Warned: ...
     @_builtins.property
     def noted(self) -> Global___Noted: ...
+    @_builtins.property
+    def room(self) -> Global___Room: ...
     def __init__(
         self,
         *,
@@ -102,12 +109,13 @@ class FromArbiter(_message.Message):
         turn_lost: Global___TurnLost | None = ...,
         warned: Global___Warned | None = ...,
         noted: Global___Noted | None = ...,
+        room: Global___Room | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "message", b"message", "noted", b"noted", "refused", b"refused", "release", b"release", "turn_lost", b"turn_lost", "wanted", b"wanted", "warned", b"warned", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "message", b"message", "noted", b"noted", "refused", b"refused", "release", b"release", "room", b"room", "turn_lost", b"turn_lost", "wanted", b"wanted", "warned", b"warned", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "message", b"message", "noted", b"noted", "refused", b"refused", "release", b"release", "turn_lost", b"turn_lost", "wanted", b"wanted", "warned", b"warned", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "message", b"message", "noted", b"noted", "refused", b"refused", "release", b"release", "room", b"room", "turn_lost", b"turn_lost", "wanted", b"wanted", "warned", b"warned", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "granted", "release", "wanted", "refused", "turn_lost", "warned", "noted"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "granted", "release", "wanted", "refused", "turn_lost", "warned", "noted", "room"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -123,12 +131,16 @@ class Hello(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     CALLER_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     phase: _builtins.str
     epoch: _builtins.int
     request: _builtins.int
     protocol: _builtins.str
     caller: _builtins.str
+    pieces: _builtins.bool
+    ahead: _builtins.bool
     def __init__(
         self,
         *,
@@ -138,10 +150,12 @@ class Hello(_message.Message):
         request: _builtins.int = ...,
         protocol: _builtins.str = ...,
         caller: _builtins.str = ...,
+        pieces: _builtins.bool = ...,
+        ahead: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "epoch", b"epoch", "phase", b"phase", "protocol", b"protocol", "request", b"request", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "caller", b"caller", "epoch", b"epoch", "phase", b"phase", "pieces", b"pieces", "protocol", b"protocol", "request", b"request", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -230,6 +244,25 @@ class Quiesced(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Quiesced: _TypeAlias = Quiesced  # noqa: Y015
+
+@_typing.final
+class Freed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Freed: _TypeAlias = Freed  # noqa: Y015
 
 @_typing.final
 class Released(_message.Message):
@@ -367,19 +400,44 @@ class Release(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
+    pieces: _builtins.bool
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
+        pieces: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "pieces", b"pieces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Release: _TypeAlias = Release  # noqa: Y015
+
+@_typing.final
+class Room(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    size: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Room: _TypeAlias = Room  # noqa: Y015
 
 @_typing.final
 class Wanted(_message.Message):

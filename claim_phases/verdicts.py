@@ -32,17 +32,22 @@ class Excess:
     early: int = 0
 
 
-def allowed(node: Node, device: Device, *, beside_residents: bool = False) -> int | None:
+def allowed(node: Node, device: Device, *, grants_to: Tenant | None = None) -> int | None:
     """How many bytes all that have no turn on a device may hold together: Tandem's "free".
 
-    None when that cannot be said of the sum. `beside_residents`: tenants that yielded and stay
-    count with their declared need. That is for grants only: a release could hide in that room.
+    None when that cannot be said of the sum: a release could hide in the room of another that
+    restores ahead. `grants_to`: for its grant, tenants that yielded and stay count with their
+    declared need, and what it holds itself ahead of its turn is not part of the sum.
     """
     total = device.baseline + device.early
     for tenant in node.on(device.name):
+        if tenant is grants_to and tenant.ahead:
+            continue
+        if tenant.ahead:
+            return None
         if tenant.aside or tenant.phase is Phase.VERIFYING:
             total += tenant.budget
-        elif beside_residents and tenant.phase is Phase.YIELDED and tenant.who.need is not None:
+        elif grants_to and tenant.phase is Phase.YIELDED and tenant.who.need is not None:
             total += max(tenant.who.need, tenant.who.residual)
         else:
             return None
@@ -107,15 +112,15 @@ def crowds_out(node: Node, tenant: Tenant) -> str:
     for name in tenant.who.devices:
         device, present = node.devices[name], node.on(name)
         formers = present[: present.index(tenant)]
-        budgets = tenant.budget + sum(former.budget for former in formers)
+        budgets = tenant.residual + sum(former.residual for former in formers)
         for former in formers:
             need = former.who.need or 0
-            others = budgets - former.budget
+            others = budgets - former.residual
             could_run = device.baseline + need <= device.total and not former.gone
             if need and could_run and device.baseline + others + need > device.total:
                 return (
-                    f"its residual budget of {mib(tenant.budget)} leaves {former.name} too little: "
-                    f"that needs {mib(need)} of {name}, the others may keep {mib(others)}, "
+                    f"its residual budget of {mib(tenant.residual)} leaves {former.name} too "
+                    f"little: that needs {mib(need)} of {name}, the others may keep {mib(others)}, "
                     f"{mib(device.baseline)} are foreign, and all is {mib(device.total)}: lower "
                     f"the residual budget"
                 )
@@ -133,6 +138,30 @@ def short_of_room(node: Node, tenant: Tenant, usages: Mapping[str, Usage]) -> Us
         if room < (tenant.who.need or 0):
             return usage
     return None
+
+
+def room_ahead(node: Node, tenant: Tenant, usages: Mapping[str, Usage]) -> int:
+    """Bytes on each device that a tenant can restore ahead, beyond its residual budget.
+
+    The readings are attributed, and the others are those that keep their memory or give it back:
+    each may still take what it is promised.
+    """
+    rooms = []
+    for name in tenant.who.devices:
+        device, usage = node.devices[name], usages[name]
+        others = {other.name: other for other in node.on(name) if other is not tenant}
+        kept = max(device.baseline, usage.foreign or 0) + usage.unknown
+        kept += sum(size for whose, size in usage.tenants or () if whose not in node.tenants)
+        for other in others.values():
+            promised = other.budget
+            if other.phase is Phase.YIELDED:
+                if other.who.need is None:
+                    return 0
+                promised = max(other.who.need, other.residual)
+            kept += max(promised, usage.of(other.name) or 0)
+        room = device.total - kept
+        rooms.append(room if tenant.who.need is None else min(room, tenant.who.need))
+    return max(0, min(rooms) - tenant.residual)
 
 
 def causes(node: Node, tenant: Tenant) -> list[str]:

@@ -32,6 +32,7 @@ from claim_phases.events import (
     Measured,
     PhaseChanged,
     Resumed,
+    RoomMade,
     Said,
     Send,
     Tell,
@@ -151,6 +152,11 @@ class Arbiter(TurnsServicer):
                 ),
                 self._clock(),
             )
+            if tenant.ahead:
+                self._events.tell(
+                    RoomMade(tenant.name, tenant.epoch, tenant.ahead, tenant.who.devices),
+                    self._clock(),
+                )
         self.handle(Resumed())
         for tenant in list(node.tenants.values()):
             self._watch(tenant.who)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 from claim_phases.accounts import Accounts, Group
-from claim_phases.events import Condition, Judged, PhaseChanged, Told
+from claim_phases.events import Condition, Judged, PhaseChanged, RoomMade, Told
 from claim_phases.node import Membership, Node
 from claim_phases.phases import Phase
 
@@ -186,6 +186,8 @@ def _record(what: Told) -> dict[str, Any]:
             }
         case Judged():
             return {"kind": "measured", **asdict(what)}
+        case RoomMade():
+            return {"kind": "room", **asdict(what)}
         case Condition(kind, message, tenant, device, size):
             return {
                 "kind": "condition",

@@ -11,14 +11,14 @@ from claim_phases.phases import ASIDE, HOLDING, TRANSITIONS, TURN, Phase, Signal
 
 PLACES = {
     Phase.PARKED: (280, 70),
-    Phase.WAITING: (550, 70),
+    Phase.WAITING: (580, 70),
     Phase.RESTORING: (820, 70),
     Phase.RUNNING: (820, 220),
     Phase.YIELDED: (820, 370),
-    Phase.QUIESCING: (550, 370),
+    Phase.QUIESCING: (580, 370),
     Phase.RELEASING: (280, 370),
     Phase.VERIFYING: (280, 220),
-    Phase.FAULTED: (550, 220),
+    Phase.FAULTED: (450, 180),
 }
 ANY = (80, 220)
 WIDTH, HEIGHT = 960, 470

@@ -21,6 +21,7 @@ from tandem.run_files import (
     PhaseChange,
     Progress,
     Record,
+    Room,
     Sample,
 )
 
@@ -91,7 +92,7 @@ class LocalView:
                     self._print(record.t, self._iteration())
             case Condition():
                 self._print(record.t, f"{record.condition}: {record.message}", "bold red")
-            case ArbiterStart() | Measured() | Joined() | AccountsKept():
+            case ArbiterStart() | Measured() | Room() | Joined() | AccountsKept():
                 pass
 
     def say(self, line: str) -> None:

@@ -1,6 +1,7 @@
 """From the files of a run to the figures about it. Pure, but for `Report.render`, which prints."""
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ class Percentiles:
 class DeviceFigures:
     """A device as the observer saw it, in bytes; None where no sample says it.
 
-    `residual` is the most that a tenant held in a sample that lies wholly in Parked or Waiting.
+    `residual` is the most that a tenant held in a sample that lies wholly in Parked or Waiting,
+    before it was given room to restore ahead of its turn.
     """
 
     capacity: int | None
@@ -196,8 +198,8 @@ def summarise(
             phase: Percentiles.of([one.time_in(phase) * 1e3 for one in passed.handovers])
             for phase in SPLIT
         },
-        device=_device(run.samples, passed, names),
-        devices={name: _device(run.samples, passed, [name]) for name in names},
+        device=_device(run, passed, names),
+        devices={name: _device(run, passed, [name]) for name in names},
         busy_share=_busy_share(passed.stays, end - begin),
         wait_s={tenant: spent.get(Phase.WAITING, 0.0) for tenant, spent in phases_s.items()},
         phases_s=phases_s,
@@ -213,17 +215,19 @@ def summarise(
     )
 
 
-def _device(samples: Sequence[Sample], passed: Turns, names: Sequence[str]) -> DeviceFigures:
+def _device(run: Run, passed: Turns, names: Sequence[str]) -> DeviceFigures:
     """The figures of the devices `names`, taken as one."""
+    samples = run.samples
     residual: dict[str, int] = {}
     aside: dict[str, list[Stay]] = defaultdict(list)
     for stay in passed.stays:
         if stay.phase in ASIDE and set(stay.devices) & set(names):
             aside[stay.tenant].append(stay)
     for tenant, stays in sorted(aside.items()):
+        made = [room.t for room in run.rooms if room.tenant == tenant]
         held = [
             sum(sample.tenants.get(tenant, {}).get(name, 0) for name in names)
-            for sample in _within(samples, _joined(stays))
+            for sample in _within(samples, _until(made, _joined(stays)))
         ]
         if held:
             residual[tenant] = max(held)
@@ -246,6 +250,16 @@ def _joined(stays: Sequence[Stay]) -> list[tuple[float, float]]:
         else:
             spans.append((stay.start, stay.end))
     return spans
+
+
+def _until(
+    made: Sequence[float], spans: Sequence[tuple[float, float]]
+) -> list[tuple[float, float]]:
+    """The spans up to the first of these moments in each, if there is one."""
+    return [
+        (start, next((t for t in made[bisect_left(made, start) :] if t < end), end))
+        for start, end in spans
+    ]
 
 
 def _within(samples: Sequence[Sample], spans: Sequence[tuple[float, float]]) -> list[Sample]:

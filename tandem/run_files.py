@@ -72,6 +72,18 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Room:
+    """A waiting tenant may hold so much on each device ahead of its turn, beyond its budget."""
+
+    t: float
+    tenant: str
+    epoch: int
+    size: _Bytes
+    devices: tuple[str, ...]
+    kind: Literal["room"] = "room"
+
+
+@dataclass(frozen=True)
 class Condition:
     """Something that should not be; `message` is the sentence that a person reads."""
 
@@ -116,7 +128,7 @@ class AccountsKept:
     kind: Literal["accounts"] = "accounts"
 
 
-Event = ArbiterStart | PhaseChange | Measured | Condition | Joined | AccountsKept
+Event = ArbiterStart | PhaseChange | Measured | Room | Condition | Joined | AccountsKept
 
 
 @dataclass(frozen=True)
@@ -186,6 +198,7 @@ class Run:
     progress: tuple[Progress, ...]
     notes: tuple[str, ...]
     since: float = -math.inf
+    rooms: tuple[Room, ...] = ()
 
     @property
     def span(self) -> tuple[float, float]:
@@ -312,6 +325,7 @@ def read_run(folder: Path) -> Run:
             sorted(_whole(progress(folder), folder / PROGRESS, notes), key=lambda one: one.t)
         ),
         notes=tuple(notes),
+        rooms=tuple(event for event in happened if isinstance(event, Room)),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from claim_phases.phases import ASIDE, TURN, Phase
 from tandem.figures import mib
-from tandem.run_files import ArbiterStart, Condition, PhaseChange, Run, Sample
+from tandem.run_files import ArbiterStart, Condition, PhaseChange, Room, Run, Sample
 
 BLIND_S: Final = 2.0
 """The longest time without a sample for which the observer can still vouch."""
@@ -50,7 +50,10 @@ def judge(run: Run, rules: Rules) -> tuple[str, ...]:
     A rule that is broken in many samples is told once for each tenant and device, with the worst.
     """
     phases = {
-        tenant: _Phases.of([change for change in run.changes if change.tenant == tenant])
+        tenant: _Phases.of(
+            [change for change in run.changes if change.tenant == tenant],
+            [room for room in run.rooms if room.tenant == tenant],
+        )
         for tenant in rules.budgets
     }
     begin = run.span[0]
@@ -65,17 +68,32 @@ def judge(run: Run, rules: Rules) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Phases:
-    """The phases of one tenant; None before its hello and after its end."""
+    """The phases of one tenant; None before its hello and after its end.
+
+    `rooms` are the bytes that it may hold ahead of its turn, from each of `made` on.
+    """
 
     times: Sequence[float]
     phases: Sequence[Phase | None]
+    made: Sequence[float]
+    rooms: Sequence[int]
 
     @classmethod
-    def of(cls, changes: Sequence[PhaseChange]) -> "_Phases":
+    def of(cls, changes: Sequence[PhaseChange], rooms: Sequence[Room]) -> "_Phases":
+        made = sorted(
+            [*((room.t, room.size) for room in rooms), *((change.t, 0) for change in changes)]
+        )
         return cls(
             [change.t for change in changes],
             [None, *(None if change.after == "Gone" else change.after for change in changes)],
+            [t for t, _ in made],
+            [0, *(size for _, size in made)],
         )
+
+    def room(self, t0: float, t1: float) -> int:
+        """The most that it may hold ahead of its turn at any time in [t0, t1]."""
+        first, last = bisect_right(self.made, t0), bisect_right(self.made, t1)
+        return max(self.rooms[first : last + 1])
 
     def within(self, t0: float, t1: float) -> frozenset[Phase | None]:
         """Every phase that has a part in [t0, t1]."""
@@ -185,10 +203,11 @@ def _memory(
     breaches = _Breaches()
     for sample in samples:
         within = {name: one.within(sample.t0, sample.t1) for name, one in phases.items()}
+        ahead = {name: one.room(sample.t0, sample.t1) for name, one in phases.items()}
         for device, capacity in rules.capacity.items():
-            _residuals(breaches, sample, device, rules, within)
+            _residuals(breaches, sample, device, rules, within, ahead)
             _together(breaches, sample, device, rules, within)
-            _capacity(breaches, sample, device, capacity, within)
+            _capacity(breaches, sample, device, capacity, within, ahead)
         for stranger in sample.strangers:
             breaches.add(
                 ("stranger", stranger.pid, stranger.device),
@@ -205,11 +224,16 @@ _Within = Mapping[str, frozenset[Phase | None]]
 
 
 def _residuals(
-    breaches: _Breaches, sample: Sample, device: str, rules: Rules, within: _Within
+    breaches: _Breaches,
+    sample: Sample,
+    device: str,
+    rules: Rules,
+    within: _Within,
+    ahead: Mapping[str, int],
 ) -> None:
     for tenant, by_device in sample.tenants.items():
         budget, held = rules.budgets[tenant], by_device.get(device, 0)
-        allowed = budget.residual if device in budget.devices else 0
+        allowed = budget.residual + ahead[tenant] if device in budget.devices else 0
         if held <= allowed or not within[tenant] <= ASIDE | {None}:
             continue
         phase = " or ".join(sorted(phase or "without a session" for phase in within[tenant]))
@@ -218,7 +242,9 @@ def _residuals(
             sample,
             held,
             f"{tenant} held {mib(held)} of {device} while it was {phase}"
-            f" (its residual budget is {mib(allowed)})",
+            f" (its residual budget is {mib(budget.residual if device in budget.devices else 0)}"
+            + (f", and {mib(ahead[tenant])} were free for it" if ahead[tenant] else "")
+            + ")",
         )
 
 
@@ -245,7 +271,12 @@ def _together(
 
 
 def _capacity(
-    breaches: _Breaches, sample: Sample, device: str, capacity: int, within: _Within
+    breaches: _Breaches,
+    sample: Sample,
+    device: str,
+    capacity: int,
+    within: _Within,
+    ahead: Mapping[str, int],
 ) -> None:
     use = sample.devices.get(device)
     if use is None or not capacity <= use.total < capacity + mmap.PAGESIZE:
@@ -255,7 +286,7 @@ def _capacity(
         )
     # The processes are read one after the other, so a sum means something only if at most one
     # tenant's memory moves meanwhile.
-    moving = [tenant for tenant, phases in within.items() if phases & _MOVING]
+    moving = [name for name, phases in within.items() if phases & _MOVING or ahead[name]]
     resident = sum(by_device.get(device, 0) for by_device in sample.tenants.values())
     if len(moving) <= 1 and resident > capacity:
         breaches.add(

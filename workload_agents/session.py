@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self, assert_never
+from typing import Protocol, Self, assert_never, runtime_checkable
 
 import grpc
 
@@ -21,6 +21,7 @@ from claim_phases.tenancy import (
     Left,
     Park,
     Restore,
+    RestoreAhead,
     Say,
     Shut,
     Tenancy,
@@ -71,6 +72,20 @@ class Memory(Protocol):
         """
 
 
+@runtime_checkable
+class InPieces(Memory, Protocol):
+    """Memory that can be restored piece by piece while another tenant's goes."""
+
+    async def park_telling(self, freed: Callable[[], None]) -> None:
+        """`park`; `freed` is called, from any thread, each time that a good part is back."""
+
+    async def restore_ahead(self, size: int) -> None:
+        """Bring up to so many bytes back on each device, in all calls since the park together.
+
+        RestoreFailed: that was not possible.
+        """
+
+
 @dataclass(eq=False, slots=True)
 class _Waiting:
     """One who waits for the turn, and on whose behalf."""
@@ -97,9 +112,10 @@ class Session:
         self._socket = socket
         self._memory = memory
         self._on_wanted = on_wanted
-        self._tenancy = Tenancy(role)
+        self._in_pieces = memory if isinstance(memory, InPieces) else None
+        self._tenancy = Tenancy(role, pieces=self._in_pieces is not None)
         self._outgoing: asyncio.Queue[FromTenant] | None = None
-        self._commands: asyncio.Queue[Park | Restore] = asyncio.Queue()
+        self._commands: asyncio.Queue[Park | Restore | RestoreAhead] = asyncio.Queue()
         self._waiting: dict[int, _Waiting] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._welcome: asyncio.Future[None] | None = None
@@ -231,7 +247,7 @@ class Session:
                 case Say(message):
                     if self._outgoing is not None:
                         self._outgoing.put_nowait(wire.tenant_to_wire(message))
-                case Park() | Restore():
+                case Park() | Restore() | RestoreAhead():
                     self._commands.put_nowait(act)
                 case Answer():
                     self._answered(act)
@@ -283,19 +299,24 @@ class Session:
     async def _work(self) -> None:
         while True:
             match await self._commands.get():
-                case Park(epoch, again):
-                    await self._park(epoch, again)
+                case Park(epoch, again, pieces):
+                    await self._park(epoch, again, pieces)
+                case RestoreAhead(size):
+                    await self._restore_ahead(size)
                 case Restore(epoch):
                     await self._restore(epoch)
 
-    async def _park(self, epoch: int, again: bool) -> None:
+    async def _park(self, epoch: int, again: bool, pieces: bool) -> None:
         if again:
             await asyncio.sleep(PARK_AGAIN_S[min(self._park_tries, len(PARK_AGAIN_S) - 1)])
             self._park_tries += 1
         else:
             self._park_tries = 0
         try:
-            await self._memory.park()
+            if pieces and self._in_pieces is not None:
+                await self._in_pieces.park_telling(self._freed_of(epoch))
+            else:
+                await self._memory.park()
         except ParkFailed as exc:
             log.error("cannot park: %s", exc)
             self._do(self._tenancy.park_failed(epoch, str(exc)))
@@ -304,6 +325,25 @@ class Session:
             self._do(self._tenancy.park_failed(epoch, f"{type(exc).__name__}: {exc}"))
         else:
             self._do(self._tenancy.parked(epoch))
+
+    def _freed_of(self, epoch: int) -> Callable[[], None]:
+        loop = asyncio.get_running_loop()
+
+        def freed() -> None:
+            loop.call_soon_threadsafe(lambda: self._do(self._tenancy.freed(epoch)))
+
+        return freed
+
+    async def _restore_ahead(self, size: int) -> None:
+        """What cannot be restored now is when the turn is granted, and told then."""
+        if self._in_pieces is None:
+            return
+        try:
+            await self._in_pieces.restore_ahead(size)
+        except TandemError as exc:
+            log.warning("cannot restore ahead of the turn: %s", exc)
+        except Exception:
+            log.exception("restoring ahead of the turn broke")
 
     async def _restore(self, epoch: int) -> None:
         try:

@@ -410,9 +410,18 @@ class _Held:
         A turn can be taken from under it, and memory that vanishes while it computes would break
         it; until its next call it is at fault, and nobody else is granted.
         """
+        await self.park_telling(lambda: None)
+
+    async def park_telling(self, freed: Callable[[], None]) -> None:
+        """`park`, and tell how it goes on."""
         await self._unused.wait()
         if self._torch is not None:
-            await _in_a_thread(self._torch.park)
+            await _in_a_thread(functools.partial(self._torch.park, freed))
+
+    async def restore_ahead(self, size: int) -> None:
+        """Bring some of it back, in a thread."""
+        if self._torch is not None:
+            await _in_a_thread(functools.partial(self._torch.restore_ahead, size))
 
     async def restore(self) -> int | None:
         """Bring it back, in a thread."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from workload_agents.session import Session
+from workload_agents.session import Memory, Session
 
 
 class Nothing:
@@ -62,15 +62,21 @@ async def bare_client(socket: str) -> None:
 
 
 async def tenant(role: str, socket: str) -> None:
-    """Takes turns in either of two ways; holds nothing.
+    """Takes turns; holds nothing."""
+    await _take_turns(role, socket, Nothing())
+
+
+async def _take_turns(role: str, socket: str, memory: Memory) -> None:
+    """Takes turns in any of three ways.
 
     `["hand", n, pause_s]`: n turns, each yielded a pause after the other tenant began to wait for
     it, but for the last one, which nobody may come to want; answers with each one's epoch, whether
     it was waited for, and when it began and ended. `["again", n, pause_s]`: acquires n times what
-    nobody else wants, a pause after its yield; answers with the seconds of each.
+    nobody else wants, a pause after its yield; answers with the seconds of each. `["alone", n, 0]`:
+    parks and restores n times in a turn; answers with the seconds of both, each time.
     """
     wanted = asyncio.Event()
-    async with Session(Path(socket), role, Nothing(), on_wanted=wanted.set) as session:
+    async with Session(Path(socket), role, memory, on_wanted=wanted.set) as session:
 
         async def hand(count: int, pause_s: float) -> list[tuple[int, bool, float, float]]:
             turns = []
@@ -98,9 +104,21 @@ async def tenant(role: str, socket: str) -> None:
             await session.yield_turn()
             return times
 
+        async def alone(count: int, _pause_s: float) -> list[tuple[float, float]]:
+            await session.acquire()
+            times = []
+            for _ in range(count):
+                begin = time.monotonic()
+                await memory.park()
+                between = time.monotonic()
+                await memory.restore()
+                times.append((between - begin, time.monotonic() - between))
+            await session.yield_turn()
+            return times
+
         _answer("ready")
         async for way, count, pause_s in _asked():
-            _answer(await {"hand": hand, "again": again}[way](count, pause_s))
+            _answer(await {"hand": hand, "again": again, "alone": alone}[way](count, pause_s))
 
 
 async def phases(role: str, socket: str, mine: str, others: str) -> None:
@@ -131,6 +149,17 @@ async def phases(role: str, socket: str, mine: str, others: str) -> None:
             _answer(turns)
 
 
+async def blocks(role: str, socket: str, mib: str, ahead: str) -> None:
+    """Takes turns as `tenant` does, and holds memory on a device, in blocks of 16 MiB.
+
+    `ahead`: "ahead" when it may be restored ahead of the turn.
+    """
+    from hack.benchmarks._blocks import Blocks, BlocksInPieces  # torch
+
+    memory = (BlocksInPieces if ahead == "ahead" else Blocks)(int(mib))
+    await _take_turns(role, socket, memory)
+
+
 async def spinner() -> None:
     """Keeps a core busy until it is killed."""
     _answer("ready")
@@ -154,6 +183,7 @@ PARTS: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
     "tenant": tenant,
     "phases": phases,
     "spinner": spinner,
+    "blocks": blocks,
 }
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 The bytes are the kernel's (the observer's samples and the gauge's looks); `tandem.verdict` joins
 them with the turns. An arbiter that is killed between a step and its line in the event log leaves a
 gap there: it says at its next start how things stand, and for the time between the phases are not
-known, so no sample of it is judged by phases. The gauge needs no phases.
+known, so no sample of it is judged by phases. The gauge needs no phases, but for the times in which
+one tenant was given room while another parked.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -68,9 +70,12 @@ class TenantEnd:
 
 @dataclass(frozen=True)
 class Above:
-    """A look of the gauge that found more on a device than one tenant holds."""
+    """From the first to the last look of the gauge that found more on a device than one tenant
+    holds; `used` is the most.
+    """
 
     t: float
+    until: float
     device: str
     used: int
 
@@ -173,12 +178,34 @@ def _in_gap(sample: Sample, gaps: Sequence[tuple[float, float]]) -> bool:
 
 def _gauge(chaos: Chaos) -> Iterator[str]:
     for device in sorted({look.device for look in chaos.above}):
-        looks = [look for look in chaos.above if look.device == device]
+        shared = list(_shared(chaos.run, device))
+        looks = [
+            look
+            for look in chaos.above
+            if look.device == device
+            and not any(begin <= look.t and look.until <= end for begin, end in shared)
+        ]
+        if not looks:
+            continue
         worst = max(looks, key=lambda look: look.used)
         yield (
             f"{mib(worst.used)} of {device} were in use at {_at(chaos, worst.t)}, more than any"
             f" tenant holds, so two held it at once; {len(looks)} times in all"
         )
+
+
+def _shared(run: Run, device: str) -> Iterator[tuple[float, float]]:
+    """When one that waited had room on the device while another gave it back."""
+    for room in run.rooms:
+        if device in room.devices:
+            ends = (
+                change.t
+                for change in run.changes
+                if change.tenant == room.tenant
+                and change.t > room.t
+                and change.before != change.after
+            )
+            yield room.t, next(ends, math.inf)
 
 
 def _conditions(chaos: Chaos) -> Iterator[str]:

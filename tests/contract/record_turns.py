@@ -15,6 +15,7 @@ from claim_phases.messages import (
     Acquire,
     Cancel,
     Failed,
+    Freed,
     Hello,
     Quiesced,
     Released,
@@ -99,6 +100,14 @@ SCENARIOS = {
         "a says with its yield when it will want the turn next.",
         *(comes("a"), runs("a", 1, 1), says("a", Yield(1, next_s=2.5)), hears("a")),
         *(says("a", Acquire(2)), hears("a"), quiet("a")),
+    ),
+    "restores_ahead": scenario(
+        "b restores into what is free while a parks, before its turn.",
+        *(comes("a"), does("b", "open"), says("b", Hello("b", pieces=True)), hears("b")),
+        *(runs("a", 1, 1), does("a", "hold"), says("b", Acquire(1)), hears("a")),
+        *(says("a", Yield(1)), hears("a"), says("a", Quiesced(1)), hears("b")),
+        *(does("a", "free"), says("a", Freed(1)), hears("b")),
+        *(says("a", Released(1)), hears("b"), says("b", Restored(3)), quiet("a", "b")),
     ),
     "given_up": scenario(
         "b waits no longer, so a stays resident.",

@@ -65,6 +65,20 @@ def test_copy_compares_with_the_same_by_hand() -> None:
     assert len(figures(result, kept=False)) == 2
 
 
+def test_overlap_compares_handovers_with_the_copies_that_they_are_made_of() -> None:
+    loose = "overlap.OVERLAPPED_MAX = 0; overlap.COPIES = 2"
+    result = run("overlap", "--mib", "64", "-n", "4", bounds=loose, status=(1,))
+    assert result["simulated"]
+    for way in ("after", "ahead"):
+        assert result[way]["n"] == 4
+        assert result[way]["p50"] > 0
+    beside = result["beside_another"]
+    assert result["ratio"]["ahead"] == (
+        result["ahead"]["p50"] / 1e3 / max(beside["park_s"], beside["restore_s"])
+    )
+    assert figures(result, kept=False) == ["overlapped handover by the longer copy"]
+
+
 def test_makespan_compares_real_turns_with_ideal_ones() -> None:
     result = run("makespan", "-n", "2", "--scale", "0.05", bounds="makespan.SEEDS = (1,)")
     identical, random = result["worlds"].values()

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from workload_agents.adapters.torch_storage import Held, TorchMemory
+from workload_agents.adapters.torch_storage import PIECES, Held, TorchMemory
 from workload_agents.errors import ParkFailed, RestoreFailed
 
 
@@ -266,6 +266,47 @@ def test_a_failed_restore_may_be_followed_by_a_park(
     assert memory.resident == 0
     assert memory.restore() == parked
     assert all(torch.equal(one, before[name]) for name, one in net.state_dict().items())
+
+
+def test_what_fits_is_restored_ahead_and_the_rest_later(
+    net_and_memory: tuple[Net, TorchMemory],
+) -> None:
+    net, memory = net_and_memory
+    before = {name: one.clone() for name, one in net.state_dict().items()}
+    parked = memory.park()
+    first = memory.restore_ahead(parked // 2)
+    assert 0 < first <= parked // 2
+    assert memory.resident == first
+    assert memory.restore_ahead(parked // 2) == 0  # in all calls together
+    second = memory.restore_ahead(parked - 1)
+    assert first + second < parked
+    assert memory.restore() == parked - first - second
+    assert all(torch.equal(one, before[name]) for name, one in net.state_dict().items())
+
+
+def test_what_was_restored_ahead_is_parked_again_without_new_host_memory(
+    net_and_memory: tuple[Net, TorchMemory],
+) -> None:
+    net, memory = net_and_memory
+    before = {name: one.clone() for name, one in net.state_dict().items()}
+    parked = memory.park()
+    mappings = mapped()
+    for _ in range(3):
+        ahead = memory.restore_ahead(parked // 2)
+        assert memory.park() == ahead > 0
+    assert mapped() == mappings
+    assert memory.restore() == parked
+    assert all(torch.equal(one, before[name]) for name, one in net.state_dict().items())
+
+
+def test_a_park_tells_how_it_goes_on(net_and_memory: tuple[Net, TorchMemory]) -> None:
+    _, memory = net_and_memory
+    left: list[int] = []
+    whole = memory.resident
+    memory.park(lambda: left.append(memory.resident))
+    assert 1 < len(left) <= PIECES
+    assert left == sorted(left, reverse=True)
+    assert left[0] < whole
 
 
 def test_a_park_that_finds_no_host_memory_loses_nothing(

@@ -39,13 +39,14 @@ def resident_within_the_device(world: "World") -> None:
 
 
 def aside_is_aside(world: "World") -> None:
-    """Who is Parked or Waiting holds no more than its residual budget, or it cheats."""
+    """Who is Parked or Waiting holds no more than its residual budget, and what it was given room
+    for ahead of its turn, or it cheats."""
     if world.turns is None:
         return
     for tenant in world.node.tenants.values():
         agent = world.agents[tenant.name]
         same_life = str(agent.life) == tenant.who.incarnation
-        if tenant.aside and agent.honest and same_life and agent.held > tenant.who.residual:
+        if tenant.aside and agent.honest and same_life and agent.held > tenant.budget:
             raise Violation(f"{tenant.name} is {tenant.phase} and holds {agent.held}")
 
 
@@ -55,7 +56,7 @@ def stored_is_live(world: "World") -> None:
         return
     stored = world.stored
     tenants = [
-        (name, raw["who"]["incarnation"], raw["phase"], raw["epoch"], raw["taken"])
+        (name, raw["who"]["incarnation"], raw["phase"], raw["epoch"], raw["taken"], raw["ahead"])
         for name, raw in stored["tenants"].items()
     ]
     if (stored["epoch"], tenants) != promises(world.node):
@@ -91,7 +92,10 @@ def promises(node: Node) -> object:
     """What tenants were or will be told of."""
     return (
         node.epoch,
-        [(t.name, t.who.incarnation, t.phase, t.epoch, t.taken) for t in node.tenants.values()],
+        [
+            (t.name, t.who.incarnation, t.phase, t.epoch, t.taken, t.ahead)
+            for t in node.tenants.values()
+        ],
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from claim_phases.escalation import Rung
 from claim_phases.events import Measured
 from claim_phases.messages import ArbiterMessage, Hello, TenantMessage, Welcome
-from claim_phases.tenancy import Park, Restore, Tenancy
+from claim_phases.tenancy import Park, Restore, RestoreAhead, Tenancy
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class TenantSpec:
     need: int | None
     residual: int
     ladder: tuple[Rung, ...] = ()
+    pieces: bool = False  # it parks in two steps, and restores as far as it may
 
     @property
     def size(self) -> int:
@@ -38,8 +39,9 @@ class Agent:
     """A tenant's process: its tenancy, its user, its end of the wire, its memory.
 
     `known`: the arbiter serves the present session; `lost`: it has yet to learn that one broke;
-    `dead`: lives whose end it has yet to learn. `extra` are bytes that it holds without a turn,
-    `kept`: it lied about a release. `echoes` are messages that will come once more.
+    `dead`: lives whose end it has yet to learn. `half`: the park that is under way is half done;
+    `extra` are bytes that it holds without a turn, `kept`: it lied about a release. `echoes` are
+    messages that will come once more.
     """
 
     spec: TenantSpec
@@ -55,8 +57,9 @@ class Agent:
     said: tuple[TenantMessage, ...] = ()
     heard: tuple[ArbiterMessage, ...] = ()
     echoes: tuple[tuple[str, TenantMessage | ArbiterMessage], ...] = ()
-    commands: tuple[Park | Restore, ...] = ()
+    commands: tuple[Park | Restore | RestoreAhead, ...] = ()
     held: int = 0
+    half: bool = False
     extra: int = 0
     kept: bool = False
     requests: int = 0

@@ -53,6 +53,7 @@ from claim_phases.events import (
     Measured,
     PhaseChanged,
     Resumed,
+    RoomMade,
     Said,
     Send,
     Tell,
@@ -253,6 +254,8 @@ def shown(effect: object) -> str:
         case Tell(_, Judged(tenant, device, used, total, free)):
             verdict = "free" if free else "held"
             return f"told {device}: {mib(used)} of {mib(total)} in use: {verdict} ({tenant})"
+        case Tell(_, RoomMade(tenant, epoch, size)):
+            return f"told room: {tenant} may hold {mib(size)} more ahead of its turn, epoch {epoch}"
         case Tell(_, Condition(kind, message)):
             return f"told {kind}: {message}"
         case Tell(_, other):

@@ -41,7 +41,8 @@ LEGEND = """\
 #   =  the phase stays; the request, the queue, a fault, the devices or the session's record change
 #
 # The tenant is in its third turn, or had two before; another one waits, or has the turn.
-# F: it could not park. T: Faulted as well, its turn was taken.
+# A: it waits, and has room for some of its memory ahead of its turn. F: it could not park.
+# T: Faulted as well, its turn was taken.
 #
 # "old" is of an epoch or a request before, "new" of one to come. What has a * must change nothing.
 """
@@ -64,6 +65,9 @@ ROLLOUT_RUNS = "measured gpu0 used=3\nsay rollout restored 3\n"
 COLUMNS = {
     "P": ASIDE + ROLLOUT_RUNS,
     "W": ASIDE + ROLLOUT_RUNS + "say trainer acquire 3",
+    "A": ASIDE + ROLLOUT_RUNS + "connect trainer epoch=2 pieces=yes\nsay trainer acquire 3\n"
+    "say rollout yield 3\nsay rollout quiesced 3\n"
+    "measured gpu0 used=83 rollout=80 trainer=3 foreign=0",
     "R": ASIDE + "say rollout cancel 1\nmeasured gpu0 used=3\nsay trainer acquire 3\n"
     "measured gpu0 used=3\nsay rollout acquire 2",
     "U": RUNS + "say rollout acquire 1",
@@ -78,13 +82,16 @@ COLUMNS = {
 """For each column what leads there."""
 
 
+SAME = str.maketrans("AT", "WF")
+
+
 def scene(column: str) -> tuple[Script, Tenant]:
     """The machine with its tenant in that phase."""
     script = Script()
     for command in COLUMNS[column].splitlines():
         script.run(command)
     tenant = script.node.tenants["trainer"]
-    assert LETTERS[tenant.phase] == column.replace("T", "F"), script.run("state")
+    assert LETTERS[tenant.phase] == column.translate(SAME), script.run("state")
     assert (tenant.taken == tenant.epoch) == (column == "T")
     return script, tenant
 

@@ -22,6 +22,17 @@ FLOOR = {
     "a tenant intrudes": 8_000,
     "messages come again": 3_000,
     "waits are given up": 16_000,
+    "each restores while the other parks": 4_500,
+    "overlapping, the arbiter crashes": 7_500,
+    "overlapping, a session breaks": 13_500,
+    "overlapping, an agent begins anew": 9_000,
+    "overlapping, a memory command fails": 1_500,
+    "overlapping, a release that is none": 900,
+    "overlapping, a tenant intrudes": 5_500,
+    "overlapping, messages come again": 8_500,
+    "overlapping, a stranger comes": 3_500,
+    "overlapping, accounting lags": 3_000,
+    "overlapping, a wait is given up": 3_000,
 }
 """Fewer states than these, and a world has lost what it is about."""
 

@@ -38,6 +38,7 @@ def specs(draw: st.DrawFn) -> Spec:
             tuple(sorted(draw(st.sets(st.sampled_from(devices), min_size=1)))),
             draw(st.sampled_from([60, 75, 40, 25, None])),
             draw(st.sampled_from([5, 0])),
+            pieces=draw(st.booleans()),
         )
         for name in NAMES[: draw(st.integers(2, 4))]
     )

@@ -1,6 +1,6 @@
 """The checks can fail: each seeded fault of a machine is caught by a walk through a small world."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
@@ -14,10 +14,10 @@ from claim_phases.node import Device, Membership, Node, Tenant
 from claim_phases.phases import HOLDING, TURN, Phase, Signal
 from claim_phases.tenancy import Act, Tenancy
 from claim_phases.turns import Turns
-from tests.model.records import Spec
+from tests.model.records import Spec, TenantSpec
 from tests.model.walk import Faults, FoundViolation, walk
-from tests.model.world import LIMITS, World
-from tests.model.worlds import apart, pair, residents, wide
+from tests.model.world import LIMITS, World, honest_tenancy
+from tests.model.worlds import apart, overlapping, pair, residents, roomy, wide
 
 
 class Mutant(Turns):
@@ -203,7 +203,7 @@ class PassesOver(Mutant):
             return super().step(event, now)
 
     @staticmethod
-    def _allowed(node: Node, device: Device, **_: bool) -> int:
+    def _allowed(node: Node, device: Device, **_: object) -> int:
         return sum(tenant.budget for tenant in node.on(device.name))
 
 
@@ -315,6 +315,56 @@ class IgnoresRoom(Mutant):
         self._do.grant(tenant, Signal.GRANT)
 
 
+class SeesRoomEverywhere(Mutant):
+    """Takes only what runs for what needs room."""
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        with patch.object(verdicts, "room_ahead", self._room_ahead):
+            return super().step(event, now)
+
+    @staticmethod
+    def _room_ahead(_: Node, tenant: Tenant, __: object) -> int:
+        return (tenant.who.need or 0) - tenant.residual
+
+
+class JudgesBySum(Mutant):
+    """Asks how much is in use and not whose it is, also where one restores ahead."""
+
+    def _ask(self, tenant: Tenant, *, attribute: bool) -> None:
+        super()._ask(tenant, attribute=attribute and not tenant.ahead)
+
+    def _grant_into_room(
+        self, tenant: Tenant, residents: list[Tenant], usages: Mapping[str, Usage]
+    ) -> None:
+        if all(
+            usage.used <= self._allowed(self.node, self.node.devices[name])
+            for name, usage in usages.items()
+        ):
+            self._do.grant(tenant, Signal.GRANT)
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        with patch.object(verdicts, "allowed", self._allowed):
+            return super().step(event, now)
+
+    @staticmethod
+    def _allowed(node: Node, device: Device, **_: object) -> int:
+        return sum(tenant.budget for tenant in node.on(device.name))
+
+
+class ForgetsAhead(Mutant):
+    """Lets one that gives up its wait keep what it restored ahead."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        dequeue = self._do.dequeue
+
+        def without_a_release(tenant: Tenant) -> None:
+            tenant.ahead = 0
+            dequeue(tenant)
+
+        self._do.dequeue = without_a_release  # type: ignore[method-assign]
+
+
 class KeepsLossesToItself(Mutant):
     """Does not say to a tenant that its turn was taken."""
 
@@ -344,7 +394,7 @@ class Seeded:
     spec: Spec
     faults: Faults
     machine: type[Mutant] | None = None
-    tenancy: type[Tenancy] = Tenancy
+    tenancy: Callable[[TenantSpec], Tenancy] = honest_tenancy
     sends_first: bool = False
 
     def world(self) -> World:
@@ -353,6 +403,11 @@ class Seeded:
         if self.machine is not None:
             world = World(self.spec, self.machine, self.tenancy, self.sends_first)
         return world
+
+
+def made_by(kind: type[Tenancy]) -> Callable[[TenantSpec], Tenancy]:
+    """Tenants with this machine."""
+    return lambda spec: kind(spec.name, pieces=spec.pieces)
 
 
 SEEDED = {
@@ -389,7 +444,7 @@ SEEDED = {
         "nothing loops for ever", apart(), Faults(strangers=2), AlwaysMeasures
     ),
     "takes grants twice": Seeded(
-        "a is Parked and holds 60", pair(2), Faults(echoes=1), Mutant, TakesGrantsTwice
+        "a is Parked and holds 60", pair(2), Faults(echoes=1), Mutant, made_by(TakesGrantsTwice)
     ),
     "forgets the queue": Seeded(
         "a waits outside of the queue", pair(1), Faults(crashes=1), ForgetsQueue
@@ -418,6 +473,18 @@ SEEDED = {
     "sees no strangers": Seeded("stuck", pair(1), Faults(strangers=1), SeesNoStrangers),
     "ignores room": Seeded(
         "a was granted where 60 of gpu0 are in use", pair(1), Faults(strangers=1), IgnoresRoom
+    ),
+    "sees room everywhere": Seeded(
+        "b has room for some of its memory, and there is none",
+        overlapping(),
+        Faults(),
+        SeesRoomEverywhere,
+    ),
+    "judges by the sum": Seeded(
+        "b was granted where 30 of gpu0 are in use", roomy(), Faults(cheats=1), JudgesBySum
+    ),
+    "forgets what was restored ahead": Seeded(
+        "b is Parked and holds", overlapping(), Faults(cancels=1), ForgetsAhead
     ),
     "keeps losses to itself": Seeded(
         "a yields a turn that was taken, and is not told",

@@ -9,7 +9,7 @@ from claim_phases.events import TimerKind
 from claim_phases.messages import ArbiterMessage, TenantMessage
 from claim_phases.node import Node, Tenant
 from claim_phases.phases import Phase
-from claim_phases.tenancy import Park
+from claim_phases.tenancy import Park, Restore, RestoreAhead
 from tests.model.records import Agent, Scan, is_first
 from tests.model.world import Action, World
 
@@ -265,6 +265,11 @@ def _tenant_key(node: Node, tenant: Tenant, rank: dict[int, int]) -> Key:
         bool(tenant.fault),
         bool(tenant.faulty),
         tenant.rung,
+        tenant.pieces,
+        tenant.ahead,
+        tenant.asked >= tenant.freed,
+        min(tenant.freed, 1) if tenant.phase is Phase.RELEASING else 0,
+        max((tenant.asked >= max(t.freed, t.since) for t in node.beside(tenant)), default=False),
     )
 
 
@@ -290,6 +295,8 @@ def _stored_key(stored: dict[str, Any], rank: dict[int, int]) -> Key:
                 bool(raw["fault"]),
                 bool(raw["faulty"]),
                 raw["rung"],
+                raw["pieces"],
+                raw["ahead"],
             )
             for name, raw in sorted(stored["tenants"].items())
         ),
@@ -310,8 +317,9 @@ def _agent_key(agent: Agent, rank: dict[int, int]) -> Key:
         tuple(_message_key(message, rank) for message in agent.said),
         tuple(_message_key(message, rank) for message in agent.heard),
         tuple((way, *_message_key(message, rank)) for way, message in agent.echoes),
-        tuple((type(command).__name__, rank[command.epoch]) for command in agent.commands),
+        tuple(_command_key(command, rank) for command in agent.commands),
         agent.held,
+        agent.half,
         agent.extra,
         agent.kept,
         tenancy.phase,
@@ -325,7 +333,18 @@ def _agent_key(agent: Agent, rank: dict[int, int]) -> Key:
         tenancy._restored,
         tenancy._held,
         tenancy._abandoned,
+        tenancy._ahead,
     )
+
+
+def _command_key(command: Park | Restore | RestoreAhead, rank: dict[int, int]) -> Key:
+    match command:
+        case RestoreAhead(size):
+            return ("RestoreAhead", size)
+        case Park(epoch, _, pieces):
+            return ("Park", rank[epoch], pieces)
+        case Restore(epoch):
+            return ("Restore", rank[epoch])
 
 
 def _message_key(message: TenantMessage | ArbiterMessage, rank: dict[int, int]) -> Key:
@@ -334,6 +353,9 @@ def _message_key(message: TenantMessage | ArbiterMessage, rank: dict[int, int]) 
         rank[getattr(message, "epoch", 0)],
         getattr(message, "request", 0),
         getattr(message, "phase", None),
+        getattr(message, "size", 0),
+        getattr(message, "pieces", False),
+        getattr(message, "ahead", False),
     )
 
 

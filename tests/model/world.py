@@ -47,10 +47,10 @@ from claim_phases.messages import (
 )
 from claim_phases.node import Device, Job, Membership, Node, Tenant
 from claim_phases.phases import ASIDE, TURN, Phase
-from claim_phases.tenancy import Act, Answer, Park, Restore, Say, Shut, Tenancy
+from claim_phases.tenancy import Act, Answer, Park, Restore, RestoreAhead, Say, Shut, Tenancy
 from claim_phases.turns import Limits, Turns
 from tests.model.invariants import INVARIANTS, Violation, decisions
-from tests.model.records import Agent, Scan, Spec, Truth
+from tests.model.records import Agent, Scan, Spec, TenantSpec, Truth
 
 LIMITS = Limits()
 STEPS_AT_ONCE = 100
@@ -61,7 +61,12 @@ OF_THE_ARBITER = ("say", "lost", "gone", "scan", "fire", "restart")
 
 Action = tuple[str | int, ...]
 MachineFactory = Callable[[Node], Turns]
-TenancyFactory = Callable[[str], Tenancy]
+TenancyFactory = Callable[[TenantSpec], Tenancy]
+
+
+def honest_tenancy(spec: TenantSpec) -> Tenancy:
+    """The tenant's own machine."""
+    return Tenancy(spec.name, pieces=spec.pieces)
 
 
 class _Crash(Exception):
@@ -74,7 +79,7 @@ class World:
 
     spec: Spec
     machine: MachineFactory = field(default=lambda node: Turns(node, LIMITS))
-    tenancy: TenancyFactory = Tenancy
+    tenancy: TenancyFactory = honest_tenancy
     sends_first: bool = False
 
     def __post_init__(self) -> None:
@@ -82,7 +87,7 @@ class World:
         self.turns: Turns | None = self.machine(Node("boot", devices))
         self.stored = self.node.to_json()
         self.agents = {
-            tenant.name: Agent(tenant, self.tenancy(tenant.name), self.spec.turns_each)
+            tenant.name: Agent(tenant, self.tenancy(tenant), self.spec.turns_each)
             for tenant in self.spec.tenants
         }
         self.strangers: dict[str, int] = {}
@@ -93,6 +98,7 @@ class World:
         self.sound = True  # nothing was violated
         self.highest = 0  # the newest epoch that was ever stored or sent
         self._crash_in = -1
+        self._ahead: dict[str, int] = {}  # what each had room for ahead of its turn, by then
         self._truth: Truth | None = None  # what the measurement that is being taken in saw
 
     @property
@@ -173,6 +179,7 @@ class World:
         stale = self._stale(event)
         before = decisions(self.node) if stale else None
         queue = tuple(self.node.queue)
+        self._ahead = {name: tenant.ahead for name, tenant in self.node.tenants.items()}
         self._truth = truth
         effects = self.turns.step(event, self.now)
         if stale and decisions(self.node) != before:
@@ -278,8 +285,10 @@ class World:
         if seen is None:
             raise Violation(f"{name} was granted without a measurement")
         spec = self.agents[name].spec
+        granted = self.agents[name]
+        own = granted.held + min(granted.extra, seen.extras[name])
         for device in spec.devices:
-            limit = spec.residual
+            limit = own if self._ahead.get(name) else spec.residual
             for other in self.node.on(device):
                 if other.name == name:
                     continue
@@ -288,9 +297,9 @@ class World:
                 if not resident and phase not in ASIDE:
                     raise Violation(f"{name} was granted beside {other.name}, {phase} on {device}")
                 agent = self.agents[other.name]
-                own = (other.who.need or 0) if resident else other.budget
-                limit += own
-                if agent.honest and agent.alive and agent.held > own:
+                may_hold = (other.who.need or 0) if resident else other.budget
+                limit += may_hold
+                if agent.honest and agent.alive and agent.held > may_hold:
                     raise Violation(
                         f"{name} was granted while {other.name}, {phase}, holds {agent.held} of "
                         f"{device}"
@@ -529,25 +538,41 @@ class World:
         agent = self.agents[name]
         command, agent.commands = agent.commands[0], agent.commands[1:]
         match command:
+            case Park(epoch, pieces=True) if agent.spec.pieces and not agent.half:
+                kept = min(agent.held, agent.spec.residual)
+                agent.held, agent.half = kept + (agent.held - kept) // 2, True
+                agent.commands = (command, *agent.commands)
+                self._carry(agent, agent.tenancy.freed(epoch))
             case Park(epoch):
                 agent.held, agent.kept = min(agent.held, agent.spec.residual), False
+                agent.half = False
                 self._carry(agent, agent.tenancy.parked(epoch))
+            case RestoreAhead(size):
+                self._restore_ahead(agent, min(agent.spec.size, agent.spec.residual + size))
             case Restore(epoch):
                 if self._restore(agent):
                     self._carry(agent, agent.tenancy.restored(epoch, None))
                 else:
                     self._carry(agent, agent.tenancy.restore_failed(epoch, "out of memory"))
 
+    def _restore_ahead(self, agent: Agent, size: int) -> None:
+        more = size - agent.held
+        if more > 0 and self._has_room(agent, more, "room for some of its memory"):
+            agent.held, agent.kept = size, False
+
     def _restore(self, agent: Agent) -> bool:
-        more = agent.spec.size - agent.held
+        whole = self._has_room(agent, agent.spec.size - agent.held, "its turn")
+        if whole:
+            agent.held, agent.kept = agent.spec.size, False
+        return whole
+
+    def _has_room(self, agent: Agent, more: int, given: str) -> bool:
         short = [device for device in agent.spec.devices if self.room(device) < more]
         for device in short:
             surprises = self.strangers.get(device, 0) + self.lagging.get(device, 0)
             surprises += sum(a.extra for a in self.agents.values() if device in a.spec.devices)
             if not surprises and agent.spec.need is not None and agent.tenancy.epoch:
-                raise Violation(f"{agent.name} has its turn, and not the room for it on {device}")
-        if not short:
-            agent.held, agent.kept = agent.spec.size, False
+                raise Violation(f"{agent.name} has {given}, and there is none on {device}")
         return not short
 
     def _carry(self, agent: Agent, acts: list[Act]) -> None:
@@ -556,7 +581,7 @@ class World:
                 case Say(message):
                     if agent.open:
                         agent.said += (message,)
-                case Park() | Restore():
+                case Park() | Restore() | RestoreAhead():
                     agent.commands += (act,)
                 case Answer(_, "", _, _) | Answer(_, _, _, ""):
                     raise Violation(f"{agent.name} was refused without a reason")
@@ -576,9 +601,9 @@ class World:
         self._cut(agent)
         agent.alive = False
         agent.held = agent.extra = 0
-        agent.kept = False
+        agent.kept = agent.half = False
         agent.heard, agent.commands, agent.echoes = (), (), ()
-        agent.tenancy = self.tenancy(name)
+        agent.tenancy = self.tenancy(agent.spec)
         if self.turns is not None:
             agent.dead += (agent.life,)
 
@@ -592,8 +617,9 @@ class World:
         agent = self.agents[name]
         self._cut(agent)
         agent.heard, agent.commands, agent.welcomed = (), (), False
+        agent.half = False
         agent.echoes = tuple(echo for echo in agent.echoes if echo[0] == "said")
-        agent.tenancy = self.tenancy(name)
+        agent.tenancy = self.tenancy(agent.spec)
 
     def _do_fail(self, name: str) -> None:
         """A memory command fails; a restore may leave all of it behind."""
@@ -602,6 +628,8 @@ class World:
         match command:
             case Park(epoch):
                 self._carry(agent, agent.tenancy.park_failed(epoch, "it could not"))
+            case RestoreAhead():
+                pass
             case Restore(epoch):
                 self._restore(agent)
                 self._carry(agent, agent.tenancy.restore_failed(epoch, "it could not"))
@@ -617,8 +645,9 @@ class World:
     def _do_lag(self, name: str) -> None:
         """It parks, and the device's accounting still shows its memory for a while."""
         agent = self.agents[name]
-        freed = max(0, agent.held - agent.spec.residual)
+        held = agent.held
         self._do_work(name)
+        freed = held - agent.held
         for device in agent.spec.devices:
             if freed > 0:
                 self.lagging[device] = self.lagging.get(device, 0) + freed

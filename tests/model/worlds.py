@@ -14,6 +14,26 @@ def pair(turns_each: int) -> Spec:
     return Spec((("gpu0", 100),), (a, b), turns_each)
 
 
+def overlapping() -> Spec:
+    """The pair, and one of them can be restored in pieces while the other parks."""
+    spec = pair(1)
+    first, second = spec.tenants
+    return replace(spec, tenants=(first, replace(second, pieces=True)))
+
+
+def roomy() -> Spec:
+    """What the one may restore ahead is more than the other holds."""
+    a = TenantSpec("a", ("gpu0",), need=30, residual=10)
+    b = TenantSpec("b", ("gpu0",), need=90, residual=5, pieces=True)
+    return Spec((("gpu0", 100),), (a, b), 1)
+
+
+def mutual() -> Spec:
+    """Both can."""
+    spec = pair(1)
+    return replace(spec, tenants=tuple(replace(one, pieces=True) for one in spec.tenants))
+
+
 def escalated() -> Spec:
     """One of the pair is asked, then killed, when it is at fault."""
     spec = pair(1)
@@ -60,4 +80,15 @@ WORLDS: dict[str, tuple[Spec, Faults]] = {
     "a tenant intrudes": (pair(1), Faults(intrusions=1, looks=1)),
     "messages come again": (pair(1), Faults(echoes=1)),
     "waits are given up": (pair(2), Faults(cancels=1)),
+    "each restores while the other parks": (mutual(), Faults()),
+    "overlapping, the arbiter crashes": (overlapping(), Faults(crashes=1)),
+    "overlapping, a session breaks": (overlapping(), Faults(breaks=1)),
+    "overlapping, an agent begins anew": (overlapping(), Faults(agent_crashes=1)),
+    "overlapping, a memory command fails": (overlapping(), Faults(failures=1)),
+    "overlapping, a release that is none": (overlapping(), Faults(cheats=1)),
+    "overlapping, a tenant intrudes": (overlapping(), Faults(intrusions=1)),
+    "overlapping, messages come again": (overlapping(), Faults(echoes=1)),
+    "overlapping, a stranger comes": (overlapping(), Faults(strangers=1)),
+    "overlapping, accounting lags": (overlapping(), Faults(lags=1)),
+    "overlapping, a wait is given up": (overlapping(), Faults(cancels=1)),
 }

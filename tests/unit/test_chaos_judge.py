@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 
 from claim_phases.phases import Phase
-from tandem.run_files import ArbiterStart, Condition, DeviceUse, PhaseChange, Run, Sample
+from tandem.run_files import (
+    ArbiterStart,
+    Condition,
+    DeviceUse,
+    PhaseChange,
+    Room,
+    Run,
+    Sample,
+)
 from tandem.verdict import Budget, Rules
 from tests.chaos.judge import (
     Above,
@@ -67,16 +75,30 @@ QUIET = Chaos(
 )
 
 
+AHEAD = replace(QUIET, run=replace(QUIET.run, rooms=(Room(1.05, "a", 1, 15 * MIB, ("gpu0",)),)))
+
+
 def test_a_run_in_order_has_no_violations() -> None:
     assert judge(QUIET) == ()
+
+
+def test_two_may_hold_a_device_where_one_was_given_room_while_it_waited() -> None:
+    assert judge(replace(AHEAD, above=(Above(1.06, 1.09, "gpu0", 20 * MIB),))) == ()
 
 
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
         (
-            replace(QUIET, above=(Above(1.0, "gpu0", 20 * MIB), Above(1.2, "gpu0", 24 * MIB))),
+            replace(
+                QUIET,
+                above=(Above(1.0, 1.1, "gpu0", 20 * MIB), Above(1.2, 1.3, "gpu0", 24 * MIB)),
+            ),
             "24.0 MiB of gpu0 were in use",
+        ),
+        (
+            replace(AHEAD, above=(Above(1.06, 1.11, "gpu0", 20 * MIB),)),  # beyond its wait
+            "20.0 MiB of gpu0 were in use",
         ),
         (
             replace(QUIET, words=(*QUIET.words, word(1.4, "b", "turn", 1))),

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tandem.run_files import (
     Measured,
     PhaseChange,
     Progress,
+    Room,
     Run,
     RunFileError,
     Sample,
@@ -324,6 +326,13 @@ class TestReport:
         report = report_of(Run((), changes, (), (), samples, (), ()))
         assert report.device.residual == {"a": 7}
         assert report.device.peak == 100
+
+    def test_what_is_restored_ahead_of_the_turn_is_no_residual(self) -> None:
+        changes = (_change(0.0, "a", "Parked", 0), _change(2.0, "a", "Waiting", 0))
+        samples = (_sample(2.5, 2.6, 7), _sample(3.0, 3.1, 50), _sample(4.0, 4.1, 90))
+        rooms = (Room(3.05, "a", 1, 90, ("gpu0",)),)
+        run = Run((), (*changes, _change(5.0, "a", "Running", 2)), (), (), samples, (), ())
+        assert report_of(replace(run, rooms=rooms)).device.residual == {"a": 7}
 
     def test_several_devices_are_one_sample_by_sample(self) -> None:
         changes = (_change(0.0, "a", "Parked", 0, ("gpu0", "gpu1")),)

@@ -9,6 +9,7 @@ from claim_phases.messages import (
     ArbiterMessage,
     Cancel,
     Failed,
+    Freed,
     Granted,
     Hello,
     Noted,
@@ -17,6 +18,7 @@ from claim_phases.messages import (
     Release,
     Released,
     Restored,
+    Room,
     TurnLost,
     Wanted,
     Warned,
@@ -29,6 +31,7 @@ from claim_phases.tenancy import (
     Left,
     Park,
     Restore,
+    RestoreAhead,
     Say,
     Shut,
     Tenancy,
@@ -512,3 +515,73 @@ def test_a_grant_that_is_said_twice_does_not_know_of_the_yield() -> None:
     tenancy.leave()
     assert tenancy.heard(Granted(1, 2)) == []
     assert tenancy.leaving
+
+
+# -- restoring ahead of the turn -------------------------------------------------------------------
+
+
+def ahead() -> Tenancy:
+    """A tenant that waits, and was given room for some of its memory under epoch 4."""
+    tenancy = Tenancy("trainer", pieces=True)
+    assert tenancy.opened() == [Say(Hello("trainer", pieces=True))]
+    assert tenancy.heard(Welcome(Phase.PARKED, 3)) == []
+    tenancy.want(10)
+    assert tenancy.heard(Room(4, 30)) == [RestoreAhead(30)]
+    return tenancy
+
+
+def test_room_is_no_turn() -> None:
+    tenancy = ahead()
+    assert phase_of(tenancy) is Phase.WAITING
+    assert not tenancy.holds
+    assert tenancy.heard(Room(4, 50)) == [RestoreAhead(50)]
+    assert tenancy.heard(Granted(5, 10)) == [Restore(5)]
+    assert tenancy.restored(5, None) == [Say(Restored(5)), Answer(5)]
+
+
+def test_a_session_that_breaks_says_what_was_restored_ahead() -> None:
+    tenancy = ahead()
+    hello = Hello("trainer", Phase.WAITING, 4, 10, pieces=True, ahead=True)
+    assert tenancy.opened() == [Say(hello)]
+
+
+def test_who_gives_up_its_wait_parks_what_was_restored_ahead() -> None:
+    tenancy = ahead()
+    assert tenancy.unwant() == [Say(Cancel(10))]
+    assert tenancy.heard(Release(4)) == [Say(Quiesced(4)), Park(4)]
+    assert tenancy.parked(4) == [Say(Released(4))]
+    assert tenancy.opened() == [Say(Hello("trainer", Phase.PARKED, 4, pieces=True))]
+
+
+def test_who_still_waits_does_so_after_it_parked_what_was_restored_ahead() -> None:
+    tenancy = ahead()
+    tenancy.heard(Release(4))
+    assert tenancy.parked(4) == [Say(Released(4))]
+    assert phase_of(tenancy) is Phase.WAITING
+    assert tenancy.request == 10
+
+
+@pytest.mark.parametrize("room", [Room(4, 30), Room(3, 30)])
+def test_room_that_is_told_again_after_the_park_is_not_taken(room: Room) -> None:
+    tenancy = ahead()
+    tenancy.heard(Release(4))
+    tenancy.parked(4)
+    assert tenancy.heard(room) == []
+    assert tenancy.heard(Room(6, 20)) == [RestoreAhead(20)]
+
+
+def test_room_for_one_that_does_not_wait_is_not_taken() -> None:
+    tenancy = fresh()
+    assert tenancy.heard(Room(4, 30)) == []
+    assert running().heard(Room(4, 30)) == []
+
+
+def test_a_park_tells_how_it_goes_on_where_that_is_asked_for() -> None:
+    tenancy = running()
+    tenancy.leave()
+    acts = [Say(Quiesced(3)), Park(3, pieces=True), Left()]
+    assert tenancy.heard(Release(3, pieces=True)) == acts
+    assert tenancy.freed(3) == [Say(Freed(3))]
+    assert tenancy.freed(2) == []
+    tenancy.parked(3)
+    assert tenancy.freed(3) == []

@@ -12,6 +12,7 @@ from tandem.run_files import (
     Gone,
     PhaseChange,
     Progress,
+    Room,
     Run,
     Sample,
     Stranger,
@@ -60,6 +61,7 @@ def run(
     samples: Sequence[Sample] = (),
     conditions: Sequence[Condition] = (),
     starts: Sequence[ArbiterStart] = (ArbiterStart(0.0, "boot", 0),),
+    rooms: Sequence[Room] = (),
 ) -> Run:
     return Run(
         starts=tuple(starts),
@@ -69,6 +71,7 @@ def run(
         samples=tuple(samples),
         progress=(Progress(0.0, 1),),
         notes=(),
+        rooms=tuple(rooms),
     )
 
 
@@ -118,6 +121,39 @@ def test_a_parked_tenant_above_its_budget_is_named_with_bytes_budget_and_time() 
 def test_a_waiting_tenant_above_its_budget() -> None:
     told = only(judge(run(HANDOVER, (*SAMPLES, sample(1.06, trainer=9))), RULES))
     assert told.startswith("trainer held 9.0 MiB of gpu0 while it was Waiting")
+
+
+AHEAD = (
+    *HANDOVER[:7],
+    change(1.3, "rollout", VERIFYING, 1),
+    change(1.4, "rollout", PARKED, 1),
+    change(1.45, "trainer", RESTORING, 3),
+    change(1.5, "trainer", RUNNING, 3),
+)
+ROOMS = (
+    Room(1.15, "trainer", 2, 50 * MIB, ("gpu0",)),
+    Room(1.25, "trainer", 2, 90 * MIB, ("gpu0",)),
+)
+
+
+def test_what_is_restored_into_room_that_was_free_is_no_breach() -> None:
+    samples = (*SAMPLES[:4], sample(1.2, rollout=200, trainer=58), sample(1.3, trainer=98))
+    assert judge(run(AHEAD, samples, rooms=ROOMS), RULES) == ()
+
+
+def test_more_than_the_room_that_was_free() -> None:
+    samples = (*SAMPLES[:4], sample(1.2, rollout=200, trainer=59))
+    told = only(judge(run(AHEAD, samples, rooms=ROOMS), RULES))
+    assert told.startswith(
+        "trainer held 59.0 MiB of gpu0 while it was Waiting (its residual budget is 8.0 MiB, and"
+        " 50.0 MiB were free for it)"
+    )
+
+
+def test_room_ends_with_the_wait() -> None:
+    changes = (*AHEAD[:6], change(1.2, "trainer", PARKED, 2))
+    told = only(judge(run(changes, (sample(1.3, trainer=9),), rooms=ROOMS[:1]), RULES))
+    assert told.startswith("trainer held 9.0 MiB of gpu0 while it was Parked")
 
 
 def test_a_tenant_that_holds_memory_before_its_hello() -> None:

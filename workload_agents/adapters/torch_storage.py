@@ -30,6 +30,9 @@ Held: TypeAlias = (
 )
 """What can be held. A callable is asked at each park, say for an optimizer that comes later."""
 
+PIECES = 8
+"""A park tells so many times that it goes on; a restore ahead of the turn goes by storages."""
+
 _ALIGNMENT = 64  # bytes: each host copy starts on its own cache line
 
 
@@ -46,6 +49,7 @@ class TorchMemory:
     def __init__(self) -> None:
         self._held: list[Held] = []
         self._parked: list[_Parked] = []
+        self._ahead = 0  # bytes that were restored since the last park
         self._arena = _Arena()
 
     def hold(self, *things: Held) -> None:
@@ -61,8 +65,10 @@ class TorchMemory:
             _adopt(overlapping)
         self._held.extend(things)
 
-    def park(self) -> int:
+    def park(self, freed: Callable[[], None] = lambda: None) -> int:
         """Frees the held memory and returns how many bytes that was.
+
+        `freed` is called each time that about another eighth of it is back.
 
         Raises ParkFailed, where host or device have no room for a copy for example. What was parked
         until then stays parked, and the next call goes on with the rest.
@@ -74,8 +80,12 @@ class TorchMemory:
                 _extent(group) for group in foreign
             ]
             self._arena.reserve(sum(map(_aligned, sizes)))
+            piece, unsaid = sum(sizes) / PIECES, 0
             for storage in storages:
-                self._park(storage)
+                unsaid += self._park(storage)
+                if unsaid >= piece and storage.device.type == "cpu":
+                    unsaid = 0
+                    freed()
             for group in foreign:  # last: each needs room on the device for a moment
                 self._park(_adopt(group))
         except (OSError, RuntimeError, TypeError) as error:
@@ -84,6 +94,7 @@ class TorchMemory:
                 " parked, park again for the rest"
             ) from error
         _return_cached_blocks(self._parked)
+        self._ahead = 0
         return self._parked_bytes() - before
 
     def restore(self) -> int:
@@ -94,18 +105,18 @@ class TorchMemory:
         """
         before = self._parked_bytes()
         while self._parked:
-            parked = self._parked[-1]
-            try:
-                parked.storage.resize_(parked.size)
-            except RuntimeError as error:
-                raise RestoreFailed(
-                    f"torch memory: {self._parked_bytes()} of {before} bytes are still parked"
-                    f" ({_line(error)}); restore again when the device has room"
-                ) from error
-            _bytes(parked.storage).copy_(self._arena.view(parked.offset, parked.size))
-            self._parked.pop()
-        self._arena.clear()
+            self._restore_one()
         return before
+
+    def restore_ahead(self, size: int) -> int:
+        """Brings back what fits in `size` bytes, in all calls since the park together.
+
+        Returns how many bytes that was now. Raises RestoreFailed as `restore` does.
+        """
+        before = self._ahead
+        while self._parked and self._ahead + self._parked[-1].size <= size:
+            self._ahead += self._restore_one()
+        return self._ahead - before
 
     @property
     def resident(self) -> int:
@@ -122,19 +133,38 @@ class TorchMemory:
         }
         return list(storages.values()), _foreign(tensors)
 
-    def _park(self, storage: torch.UntypedStorage) -> None:
-        size = storage.nbytes()
+    def _restore_one(self) -> int:
+        """Brings the newest storage back and returns its size in bytes."""
+        parked = self._parked[-1]
+        try:
+            parked.storage.resize_(parked.size)
+        except RuntimeError as error:
+            raise RestoreFailed(
+                f"torch memory: {self._parked_bytes()} bytes are still parked ({_line(error)});"
+                " restore again when the device has room"
+            ) from error
+        _bytes(parked.storage).copy_(self._arena.view(parked.offset, parked.size))
+        self._parked.pop()
+        self._arena.give_back(parked.offset)
+        return parked.size
+
+    def _park(self, storage: torch.UntypedStorage) -> int:
+        size = int(storage.nbytes())
         offset = self._arena.take(size)
         self._arena.view(offset, size).copy_(_bytes(storage))
         storage.resize_(0)
         self._parked.append(_Parked(storage, size, offset))
+        return size
 
     def _parked_bytes(self) -> int:
         return sum(parked.size for parked in self._parked)
 
 
 class _Arena:
-    """Host memory kept between parks: it grows to the largest one and then allocates no more."""
+    """Host memory kept between parks: it grows to the largest one and then allocates no more.
+
+    What is taken last is given back first.
+    """
 
     def __init__(self) -> None:
         # Private, since the kernel backs a shared anonymous mapping by a file that does not grow.
@@ -147,7 +177,7 @@ class _Arena:
             self._memory.resize(self._used + size)
 
     def take(self, size: int) -> int:
-        """The offset of `size` reserved bytes, which are the caller's until `clear`."""
+        """The offset of `size` reserved bytes, which are the caller's until it gives them back."""
         offset = self._used
         self._used += _aligned(size)
         return offset
@@ -156,8 +186,9 @@ class _Arena:
         """Bytes as uint8 of shape (size,). `reserve` moves the memory: drop the view before."""
         return torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=offset)
 
-    def clear(self) -> None:
-        self._used = 0
+    def give_back(self, offset: int) -> None:
+        """All that was taken from this offset on."""
+        self._used = offset
 
 
 def _tensors(held: Held) -> Iterator[torch.Tensor]:
