@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Self
 
+from claim_phases.escalation import Step
 from claim_phases.phases import HOLDING, Phase
 
 VERSION: Final = 1
@@ -60,12 +61,14 @@ class Account:
 
     `spent` by phase; `device` the same, times the number of its devices. `lost` says where the time
     went in which it wanted to run and did not: all of Waiting, and Restoring but for its starts.
+    `steps`: how often each was taken about it, when it was at fault.
     """
 
     spent: dict[Phase, int] = field(default_factory=dict)
     device: dict[Phase, int] = field(default_factory=dict)
     lost: dict[Cause, int] = field(default_factory=dict)
     turns: int = 0
+    steps: dict[Step, int] = field(default_factory=dict)
 
     @property
     def running(self) -> int:
@@ -107,11 +110,15 @@ class Account:
             self.device[phase] = self.device.get(phase, 0) + passed
         for cause, passed in other.lost.items():
             self.lose(cause, passed)
+        for step, times in other.steps.items():
+            self.steps[step] = self.steps.get(step, 0) + times
         self.turns += other.turns
 
     def copy(self) -> "Account":
         """One that goes its own way."""
-        return Account(dict(self.spent), dict(self.device), dict(self.lost), self.turns)
+        return Account(
+            dict(self.spent), dict(self.device), dict(self.lost), self.turns, dict(self.steps)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready; `from_json` reads it back."""
@@ -120,6 +127,7 @@ class Account:
             "device": {phase.value: passed for phase, passed in self.device.items()},
             "lost": [[*_cause_to_json(cause), passed] for cause, passed in self.lost.items()],
             "turns": self.turns,
+            "steps": {step.value: times for step, times in self.steps.items()},
         }
 
     @classmethod
@@ -129,6 +137,8 @@ class Account:
             {Phase(phase): passed for phase, passed in raw["device"].items()},
             {_cause(*one): passed for *one, passed in raw["lost"]},
             raw["turns"],
+            # Accounts from before there were any have none.
+            {Step(step): times for step, times in raw.get("steps", {}).items()},
         )
 
 
@@ -255,9 +265,12 @@ class Accounts:
             one.phase, one.since = after, self.now
         self._uses(one, devices)
 
-    def condition(self, kind: str) -> None:
-        """Something was wrong."""
+    def condition(self, kind: str, tenant: str | None = None, step: Step | None = None) -> None:
+        """Something was wrong, maybe with a tenant, and this step was taken about it."""
         self.conditions[kind] = self.conditions.get(kind, 0) + 1
+        one = self.tenants.get(tenant or "")
+        if one is not None and step is not None:
+            one.account.steps[step] = one.account.steps.get(step, 0) + 1
 
     # -- what comes of it -----------------------------------------------------------------------
 

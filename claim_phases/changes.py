@@ -7,6 +7,7 @@ of `phases` has the last word.
 from dataclasses import dataclass
 
 from claim_phases import jobs
+from claim_phases.escalation import Step
 from claim_phases.events import (
     Arm,
     Condition,
@@ -250,6 +251,7 @@ class Changes:
         tenant: str | None = None,
         device: str | None = None,
         size: int | None = None,
+        step: Step | None = None,
     ) -> None:
         """Tell people of a condition, in one sentence."""
-        self.effects.append(Tell(self._now, Condition(kind, message, tenant, device, size)))
+        self.effects.append(Tell(self._now, Condition(kind, message, tenant, device, size, step)))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from claim_phases.escalation import Step
 from claim_phases.messages import ArbiterMessage, Hello, TenantMessage
 from claim_phases.node import Membership
 from claim_phases.phases import Phase
@@ -198,13 +199,17 @@ class ConditionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """For people: something is wrong (or no longer is), in one sentence."""
+    """For people: something is wrong (or no longer is), in one sentence.
+
+    `step` is the one that was taken, where the kind is ESCALATED.
+    """
 
     kind: ConditionKind
     message: str
     tenant: str | None = None
     device: str | None = None
     size: int | None = None
+    step: Step | None = None
 
 
 Told = PhaseChanged | Judged | RoomMade | Condition

@@ -528,7 +528,7 @@ class Turns:
             case _:
                 assert_never(rung.step)
         message = f"{tenant.name} is at fault ({fault}): {done}"
-        self._do.tell(ConditionKind.ESCALATED, message, tenant.name)
+        self._do.tell(ConditionKind.ESCALATED, message, tenant.name, step=rung.step)
         self._do.arm_ladder(tenant)
 
     def _overstayed(self, tenant: Tenant) -> None:

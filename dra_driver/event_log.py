@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 from claim_phases.accounts import Accounts, Group
+from claim_phases.escalation import Step
 from claim_phases.events import Condition, Judged, PhaseChanged, RoomMade, Told
 from claim_phases.node import Membership, Node
 from claim_phases.phases import Phase
@@ -150,7 +151,9 @@ def fold(accounts: Accounts, record: Mapping[str, Any]) -> Accounts:
                 after = None if record["to"] == "Gone" else Phase(record["to"])
                 accounts.changed(record["t"], record["tenant"], after, record["devices"])
             case "condition":
-                accounts.condition(record["condition"])
+                step = record.get("step")
+                taken = None if step is None else Step(step)
+                accounts.condition(record["condition"], record["tenant"], taken)
             case "accounts":
                 return Accounts.from_json(record["accounts"])
             case _:
@@ -188,13 +191,14 @@ def _record(what: Told) -> dict[str, Any]:
             return {"kind": "measured", **asdict(what)}
         case RoomMade():
             return {"kind": "room", **asdict(what)}
-        case Condition(kind, message, tenant, device, size):
+        case Condition(kind, message, tenant, device, size, step):
             return {
                 "kind": "condition",
                 "condition": kind.value,
                 "tenant": tenant,
                 "device": device,
                 "bytes": size,
+                "step": None if step is None else step.value,
                 "message": message,
             }
         case _:

@@ -1,6 +1,6 @@
 """The node's accounts as Prometheus reads them.
 
-Labels are jobs, roles, phases, causes and devices, never pods: their number is bounded (see
+Labels are jobs, roles, phases, causes, steps and devices, never pods: their number is bounded (see
 claim_phases.accounts). A counter goes on where it was when the driver starts again; it may also
 begin anew, as Prometheus expects.
 """
@@ -36,6 +36,11 @@ def families(accounts: Accounts) -> Iterable[Metric]:
         labels=[*_GROUP, "why"],
     )
     turns = CounterMetricFamily("tandem_turns", "Turns that ran.", labels=_GROUP)
+    steps = CounterMetricFamily(
+        "tandem_escalation_steps",
+        "Steps of the DeviceClass's escalation that were taken about tenants at fault.",
+        labels=[*_GROUP, "step"],
+    )
     slowdown = GaugeMetricFamily(
         "tandem_slowdown",
         "Time in turns and lost, by time in turns: an estimate of the slowdown against running "
@@ -50,9 +55,11 @@ def families(accounts: Accounts) -> Iterable[Metric]:
             spent = sum(passed for cause, passed in account.lost.items() if cause.why is why)
             lost.add_metric((*named, why.value), spent / 1e9)
         turns.add_metric(named, account.turns)
+        for step, times in account.steps.items():
+            steps.add_metric((*named, step.value), times)
         if account.slowdown is not None:
             slowdown.add_metric(named, account.slowdown)
-    yield from (device_seconds, lost, turns, slowdown)
+    yield from (device_seconds, lost, turns, steps, slowdown)
     yield _tenants(accounts)
     yield from _devices(accounts)
     conditions = CounterMetricFamily(

@@ -53,6 +53,13 @@ def test_each_step_comes_at_its_time_and_is_told() -> None:
     assert steps(it) == []
 
 
+def test_which_step_it_is_does_not_stand_in_the_sentence_alone() -> None:
+    it = lapsed()
+    it.wait(61.0)
+    taken = [what.step for what in it.told if isinstance(what, Condition) and what.step]
+    assert taken == [Step.ASK, Step.EVICT, Step.KILL]
+
+
 def test_it_ends_as_soon_as_the_memory_is_measured_to_be_back() -> None:
     it = lapsed()
     it.wait(11.0)

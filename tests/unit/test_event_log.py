@@ -8,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from claim_phases.accounts import Accounts, Group
+from claim_phases.escalation import Step
 from claim_phases.events import Condition, ConditionKind, PhaseChanged
 from claim_phases.node import Membership, Node
 from claim_phases.phases import Phase
@@ -185,6 +186,20 @@ async def test_a_line_that_cannot_be_read_is_logged_and_stops_no_arbiter(
     assert set(log.accounts().tenants) == {"x"}
     assert "a line is left out of the accounts" in caplog.text
     log.close()
+
+
+async def test_the_steps_about_a_tenant_are_counted_over_starts_and_after_it_left(
+    path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_log, "ACCOUNTS_EVERY", 1)
+    for step in (Step.ASK, Step.KILL):
+        log = opened(path, clock)
+        log.joined(WHO, "job")
+        log.tell(Condition(ConditionKind.ESCALATED, "so it is", "x", step=step), clock.now)
+        log.tell(PhaseChanged("x", Phase.VERIFYING, None, 1, ("gpu0",)), clock.now)
+        log.close()
+    (account,) = recorded(path).groups().values()
+    assert account.steps == {Step.ASK: 1, Step.KILL: 1}
 
 
 def test_there_are_no_accounts_without_a_file(path: Path) -> None:

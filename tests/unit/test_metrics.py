@@ -7,11 +7,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from claim_phases.accounts import Accounts, Group
+from claim_phases.escalation import Step
 from claim_phases.phases import Phase
 from dra_driver import metrics
 from tests.unit.test_accounts import handover
 
-LABELS = ("job", "role", "phase", "why", "device", "condition")
+LABELS = ("job", "role", "phase", "why", "device", "condition", "step")
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -41,6 +42,8 @@ async def test_the_figures_are_those_of_the_accounts() -> None:
     accounts.joined(115.0, "gone", Group("a", "trainer"), "1", ("gpu0",))
     accounts.changed(116.0, "gone", None, ())
     accounts.condition("Intruder")
+    for step in (Step.ASK, Step.KILL, Step.KILL):
+        accounts.condition("Escalated", "y", step)
     text = await scraped(accounts.at(120.0))
     told = samples(text)
     assert told["tandem_device_seconds_total", "a", "trainer", "Running"] == 10.0
@@ -54,6 +57,9 @@ async def test_the_figures_are_those_of_the_accounts() -> None:
     assert told["tandem_device_busy_seconds_total", "gpu0"] == 19.0
     assert told["tandem_device_exposed_swap_seconds_total", "gpu0"] == 1.0
     assert told["tandem_conditions_total", "Intruder"] == 1.0
+    assert told["tandem_conditions_total", "Escalated"] == 3.0
+    assert told["tandem_escalation_steps_total", "b", "rollout", "ask"] == 1.0
+    assert told["tandem_escalation_steps_total", "b", "rollout", "kill"] == 2.0
 
 
 async def test_pods_come_and_go_and_the_series_stay_the_same() -> None:
