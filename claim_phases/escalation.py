@@ -14,6 +14,8 @@ class Step(StrEnum):
     ASK = "ask"  # tell it to release once more
     EVICT = "evict"  # have the cluster's controller evict its pod
     KILL = "kill"  # SIGKILL to its processes
+    TAINT_NO_SCHEDULE = "taint-no-schedule"  # no claim is allocated its devices any more
+    TAINT_NO_EXECUTE = "taint-no-execute"  # every pod with a claim to its devices is evicted
 
 
 @dataclass(frozen=True, slots=True)

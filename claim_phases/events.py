@@ -190,6 +190,7 @@ class ConditionKind(StrEnum):
     FOREIGN_MEMORY = "ForeignMemory"
     OVERSTAYED = "Overstayed"
     ESCALATED = "Escalated"
+    NOT_TAINTED = "NotTainted"
     SESSION_LOST = "SessionLost"
     NO_ROOM = "NoRoom"
     REFUSED = "Refused"

@@ -105,11 +105,11 @@ class Tenant:
 
     @property
     def next_rung(self) -> Rung | None:
-        """What is done next about its fault; to kill is repeated where it comes last."""
+        """What is done next about its fault; to kill is repeated when all else was done."""
         ladder = self.who.ladder
         if self.rung < len(ladder):
             return ladder[self.rung]
-        return ladder[-1] if ladder and ladder[-1].step is Step.KILL else None
+        return next((rung for rung in reversed(ladder) if rung.step is Step.KILL), None)
 
     @property
     def steps(self) -> tuple[Step, ...]:

@@ -45,6 +45,7 @@ from claim_phases.messages import (
 )
 from claim_phases.node import Membership, Node, Tenant
 from claim_phases.phases import ASIDE, HOLDING, TURN, Phase, Signal
+from claim_phases.taints import EFFECTS
 from claim_phases.verdicts import mib
 
 __all__ = ["Limits", "Turns"]
@@ -211,7 +212,7 @@ class Turns:
                 self._do.arm_ladder(tenant)
             if tenant.phase is Phase.VERIFYING:
                 self._judge.look(tenant)
-        if self.node.tenants:
+        if self._to_watch:
             self._do.arm(TimerKind.WATCH, "", 0, self._limits.watch_s)
 
     # -- what tenants say -----------------------------------------------------------------------
@@ -454,8 +455,13 @@ class Turns:
         elif tenant is not None:
             self._fired_for(tenant, timer)
 
+    @property
+    def _to_watch(self) -> bool:
+        """Foreign memory taints its device: no tenant may come before it is seen to be gone."""
+        return bool(self.node.tenants) or any(one.foreign for one in self.node.devices.values())
+
     def _watch(self) -> None:
-        if self.node.tenants:
+        if self._to_watch:
             self._do.measure(tuple(self.node.devices), attribute=True)
             self._do.arm(TimerKind.WATCH, "", 0, self._limits.watch_s)
 
@@ -525,6 +531,9 @@ class Turns:
                 done = "its processes are killed"
             case Step.EVICT:  # the record says it, to whoever evicts
                 done = "its pod is to be evicted"
+            case Step.TAINT_NO_SCHEDULE | Step.TAINT_NO_EXECUTE:  # to whoever publishes the devices
+                devices = ", ".join(tenant.who.devices)
+                done = f"a {EFFECTS[rung.step]} taint is to be set on {devices}"
             case _:
                 assert_never(rung.step)
         message = f"{tenant.name} is at fault ({fault}): {done}"

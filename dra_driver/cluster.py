@@ -49,6 +49,10 @@ class Cluster:
         """The Node of this driver."""
         return await self._call("GET", f"/api/v1/nodes/{self._node}")
 
+    async def slice(self, name: str) -> Raw | None:
+        """The ResourceSlice, None when there is none."""
+        return await self._found(f"{_RESOURCE}/resourceslices/{name}")
+
     async def apply_slice(self, body: Raw) -> Raw:
         """Server-side apply of a ResourceSlice; returns it as it is now."""
         return await self._apply(f"{_RESOURCE}/resourceslices/{body['metadata']['name']}", body)
@@ -86,11 +90,17 @@ class Cluster:
 
     async def _asked(self, path: str) -> Raw | None:
         try:
+            return await self._found(path)
+        except ApiError as exc:
+            raise NotNow(str(exc)) from exc
+
+    async def _found(self, path: str) -> Raw | None:
+        try:
             return await self._call("GET", path)
         except ApiError as exc:
             if exc.status == 404:
                 return None
-            raise NotNow(str(exc)) from exc
+            raise
 
     async def _apply(self, path: str, body: Raw) -> Raw:
         return await self._call(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from claim_phases.escalation import Rung, Step
 from claim_phases.policies import Objectives, PolicyName
@@ -84,7 +84,8 @@ class ClaimConfig(Strict):
 class ClassConfig(Strict):
     """What an admin allows: the most that a claim may ask for, in bytes.
 
-    `escalation` is what is done about tenants that are at fault, until their memory is back.
+    `escalation` is what is done about tenants that are at fault, until their memory is back. To
+    evict whoever shares the device comes after keeping others from it.
     """
 
     apiVersion: Literal["tandem-gpu.io/v1alpha1"]  # noqa: N815
@@ -93,6 +94,19 @@ class ClassConfig(Strict):
     residual: Size = 1024 * MIB
     turns: ClassTurnsConfig = ClassTurnsConfig()
     escalation: Annotated[Sequence[StepConfig], Field(max_length=16)] = ()
+
+    @field_validator("escalation")
+    @classmethod
+    def _spares_co_tenants_at_first(cls, given: Sequence[StepConfig]) -> Sequence[StepConfig]:
+        steps = [one.step for one in given]
+        if Step.TAINT_NO_EXECUTE in steps:
+            before = steps[: steps.index(Step.TAINT_NO_EXECUTE)]
+            if Step.TAINT_NO_SCHEDULE not in before:
+                raise ValueError(
+                    "taint-no-execute evicts every pod of the device: let a taint-no-schedule "
+                    "come before it"
+                )
+        return given
 
 
 @dataclass(frozen=True, slots=True)

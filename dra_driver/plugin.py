@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 import yaml
 from pydantic import Field, ValidationError
 
+from claim_phases.events import Condition, Told
 from claim_phases.turns import Limits
 from dra_driver import cluster, kubelet, metrics, mounts, serving
 from dra_driver.cdi import LIBRARY
@@ -28,7 +29,7 @@ from dra_driver.fields import Capacity, Name, Strict, fault
 from dra_driver.layout import Layout, node_layout
 from dra_driver.names import JSON_DEPTH
 from dra_driver.pods import PodRoster
-from dra_driver.slices import keep_published
+from dra_driver.slices import Publisher
 from dra_driver.status import Teller
 
 log = logging.getLogger("tandem.driver")
@@ -151,12 +152,21 @@ async def _serve(
     async with cluster.connected(me.node) as api:
         roster = PodRoster(state.node, checkpoint.get, api)
         teller = Teller(api, state.node, me.node, checkpoint, time.monotonic)
+        sizes = {name: device.read().total for name, device in devices.items()}
+        publisher = Publisher(api, state.node, me.node, sizes)
+
+        def listen(what: Told) -> None:
+            teller.note(what)
+            publisher.note(what)
+
         async with (
-            serving.arbitrating(
-                state, devices, roster, limits, layout.events, teller.note
-            ) as running,
+            serving.arbitrating(state, devices, roster, limits, layout.events, listen) as running,
             _metrics(settings.metrics, running.events),
         ):
+
+            def tell(what: Condition) -> None:
+                running.events.tell(what, time.monotonic())
+                teller.note(what)
 
             def forget(claim: str) -> None:
                 prepared = checkpoint.get(claim)
@@ -180,8 +190,7 @@ async def _serve(
             health = kubelet.Health(me.node, list(devices.values()))
             async with kubelet.serving(layout, me.instance, plugin, health):
                 told = asyncio.create_task(teller.run())
-                sizes = {name: device.read().total for name, device in devices.items()}
-                published = asyncio.create_task(keep_published(api, me.node, sizes))
+                published = asyncio.create_task(publisher.run(tell))
                 try:
                     await _first(running.arbiter.stopped, told, published)
                 finally:

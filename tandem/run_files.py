@@ -96,6 +96,7 @@ class Condition:
         "ForeignMemory",
         "Intruder",
         "NoRoom",
+        "NotTainted",
         "Refused",
         "RestoreFailed",
         "SessionLost",

@@ -35,6 +35,8 @@ class ApiServer:
         """Verb and path; of a list or watch of one name, that object's."""
         self.refuse: Callable[[str, str], int | None] = lambda *_: None
         """The status to refuse a request with."""
+        self.takes_taints = True
+        """Whether devices keep their taints; else the feature gate is off."""
         self.url = ""
         self._version = itertools.count(1)
         self._history: list[tuple[int, str, str, Raw]] = []
@@ -61,6 +63,10 @@ class ApiServer:
     def of(self, part: str) -> list[Raw]:
         """The objects whose path has this part."""
         return [raw for path, raw in self.objects.items() if f"/{part}/" in path]
+
+    def history(self, path: str) -> list[Raw]:
+        """What the object was after each of its changes."""
+        return [raw for _, _, at, raw in self._history if at == path]
 
     async def break_watches(self, *, forget: bool = False) -> None:
         """Cut all watches off. With `forget` their versions are too old to go on with."""
@@ -114,13 +120,15 @@ class ApiServer:
                     return _status(409, f"{at} exists")
                 await self._change("ADDED", at, body)
                 return web.json_response(self.objects[at], status=201)
+            case "patch" if request.content_type == "application/apply-patch+yaml":
+                return await self._apply(path, body)
             case "patch" if path in self.objects:
                 return await self._patch(path, body, request.content_type)
         return _status(404, f"{path} not found")
 
     def _list(self, request: web.Request) -> web.Response:
         found = sorted(path for path in self.objects if _within(path, request.path))
-        start, limit = int(request.query.get("continue", 0)), int(request.query["limit"])
+        start, limit = int(request.query.get("continue", 0)), int(request.query.get("limit", 500))
         items = [self.objects[path] for path in found[start : start + limit]]
         metadata = {"resourceVersion": str(next(self._version))}
         if start + limit < len(found):
@@ -164,6 +172,21 @@ class ApiServer:
             return _status(409, "the UID is another")
         await self._change("DELETED", path, raw)
         return _status(201, "evicted")
+
+    async def _apply(self, path: str, body: Raw) -> web.Response:
+        """Whoever applies is the only one, so what it says is all there is. A taint that comes
+        without its time gets one, which differs with each write.
+        """
+        before = self.objects.get(path)
+        moment = f"2026-11-30T00:00:00.{next(self._version):06}Z"
+        for device in body["spec"]["devices"]:
+            if not self.takes_taints:
+                device.pop("taints", None)
+            for taint in device.get("taints", ()):
+                taint.setdefault("timeAdded", moment)
+        if before is None or before["spec"] != body["spec"]:
+            await self._change("ADDED" if before is None else "MODIFIED", path, body)
+        return web.json_response(self.objects[path])
 
     async def _patch(self, path: str, body: Any, content_type: str) -> web.Response:
         raw = copy.deepcopy(self.objects[path])

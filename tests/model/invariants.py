@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from claim_phases.node import Node
 from claim_phases.phases import TURN, Phase
+from claim_phases.taints import Reason, tainted
 
 if TYPE_CHECKING:
     from tests.model.world import World
@@ -79,12 +80,23 @@ def queue_is_sound(world: "World") -> None:
             raise Violation(f"{tenant.name} waits outside of the queue")
 
 
+def taints_have_a_cause(world: "World") -> None:
+    """A device is tainted for a fault only while one of its tenants is at fault."""
+    if world.turns is None:
+        return
+    for name, taints in tainted(world.node).items():
+        faulted = any(tenant.fault for tenant in world.node.on(name))
+        if not faulted and any(taint.reason is Reason.FAULTED for taint in taints):
+            raise Violation(f"{name} is tainted, and no tenant of it is at fault")
+
+
 INVARIANTS = (
     one_turn_on_a_device,
     resident_within_the_device,
     aside_is_aside,
     stored_is_live,
     queue_is_sound,
+    taints_have_a_cause,
 )
 
 

@@ -65,6 +65,7 @@ from claim_phases.messages import Hello, TenantMessage
 from claim_phases.node import Device, Membership, Node, Tenant
 from claim_phases.phases import Phase
 from claim_phases.policies import Objectives
+from claim_phases.taints import tainted
 from claim_phases.turns import Limits, Turns
 from claim_phases.verdicts import MIB, mib
 
@@ -232,6 +233,10 @@ class Script:
                 f"{device.name}: {mib(device.foreign)} belong to {device.whose}"
                 for device in self.node.devices.values()
                 if device.foreign
+            ),
+            *(
+                f"{name} is tainted {', '.join(f'{one.reason}:{one.effect}' for one in taints)}"
+                for name, taints in tainted(self.node).items()
             ),
         ]
 

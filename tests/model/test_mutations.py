@@ -17,7 +17,7 @@ from claim_phases.turns import Turns
 from tests.model.records import Spec, TenantSpec
 from tests.model.walk import Faults, FoundViolation, walk
 from tests.model.world import LIMITS, World, honest_tenancy
-from tests.model.worlds import apart, overlapping, pair, residents, roomy, wide
+from tests.model.worlds import apart, escalated, overlapping, pair, residents, roomy, wide
 
 
 class Mutant(Turns):
@@ -377,6 +377,21 @@ class KeepsLossesToItself(Mutant):
             super()._reconcile(tenant, hello)
 
 
+class KeepsSteps(Mutant):
+    """Takes the steps about a fault that is over for steps about its tenant."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        free = self._do.free
+
+        def keeping(tenant: Tenant) -> None:
+            rung = tenant.rung
+            free(tenant)
+            tenant.rung = rung
+
+        self._do.free = keeping  # type: ignore[method-assign]
+
+
 class TakesGrantsTwice(Tenancy):
     """Takes a grant that is said again for a new turn."""
 
@@ -491,6 +506,12 @@ SEEDED = {
         pair(1),
         Faults(breaks=1, lapses=1),
         KeepsLossesToItself,
+    ),
+    "keeps steps": Seeded(
+        "gpu0 is tainted, and no tenant of it is at fault",
+        escalated(),
+        Faults(breaks=1, lapses=1),
+        KeepsSteps,
     ),
 }
 

@@ -35,9 +35,9 @@ def mutual() -> Spec:
 
 
 def escalated() -> Spec:
-    """One of the pair is asked, then killed, when it is at fault."""
+    """One of the pair is asked, its device tainted, then it is killed, when it is at fault."""
     spec = pair(1)
-    ladder = (Rung(Step.ASK, 5.0), Rung(Step.EVICT, 5.0), Rung(Step.KILL, 5.0))
+    ladder = (Rung(Step.ASK, 5.0), Rung(Step.TAINT_NO_SCHEDULE, 5.0), Rung(Step.KILL, 5.0))
     first, second = spec.tenants
     return replace(spec, tenants=(replace(first, ladder=ladder), second))
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from claim_phases.escalation import Rung, Step
 from claim_phases.policies import Objectives, PolicyName
 from dra_driver.config import Agreement, ConfigError, Role, agreement
 
@@ -89,6 +90,26 @@ def test_a_claims_turns_stay_within_what_the_class_allows(
     change: dict[str, Any], told: str
 ) -> None:
     assert told in faults(opaque("FromClass", CLASS), opaque("FromClaim", GOOD | {"turns": change}))
+
+
+def escalation(*steps: str) -> dict[str, Any]:
+    return opaque(
+        "FromClass",
+        CLASS | {"escalation": [{"step": step, "afterSeconds": 5} for step in steps]},
+    )
+
+
+def test_the_class_says_what_is_done_about_tenants_at_fault() -> None:
+    steps = ("ask", "evict", "kill", "taint-no-schedule", "taint-no-execute")
+    assert agreement(claim(escalation(*steps))).ladder == tuple(Rung(step, 5.0) for step in Step)
+
+
+@pytest.mark.parametrize(
+    "steps", [("taint-no-execute",), ("taint-no-execute", "taint-no-schedule")]
+)
+def test_a_device_s_other_pods_are_not_evicted_first(steps: tuple[str, ...]) -> None:
+    told = "escalation: taint-no-execute evicts every pod of the device: let a taint-no-schedule "
+    assert told in faults(escalation(*steps))
 
 
 def test_other_drivers_parameters_are_their_own() -> None:

@@ -6,14 +6,22 @@ from claim_phases.escalation import Rung, Step
 from claim_phases.events import Condition, ConditionKind, Lost
 from claim_phases.messages import Release
 from claim_phases.phases import Phase
+from claim_phases.taints import Reason, Taint, TaintEffect, tainted
 from tests.unit.test_turns import LIMITS, ROLLOUT, TRAINER, Scene
 
 LADDER = (Rung(Step.ASK, 10.0), Rung(Step.EVICT, 20.0), Rung(Step.KILL, 30.0))
+TAINTS = (
+    Rung(Step.KILL, 10.0),
+    Rung(Step.TAINT_NO_SCHEDULE, 20.0),
+    Rung(Step.TAINT_NO_EXECUTE, 30.0),
+)
+NO_SCHEDULE = Taint(Reason.FAULTED, TaintEffect.NO_SCHEDULE)
+NO_EXECUTE = Taint(Reason.FAULTED, TaintEffect.NO_EXECUTE)
 
 
-def lapsed() -> Scene:
+def lapsed(ladder: tuple[Rung, ...] = LADDER) -> Scene:
     """The trainer's session is lost for longer than its lease, and the rollout waits."""
-    it = Scene(ROLLOUT, replace(TRAINER, ladder=LADDER))
+    it = Scene(ROLLOUT, replace(TRAINER, ladder=ladder))
     for name in it.members:
         it.hello(name)
     it.run("trainer")
@@ -120,3 +128,55 @@ def test_what_cannot_be_asked_is_not_said_to_be() -> None:
     assert [told.rpartition(": ")[2] for told in steps(it)] == [
         "it has no session in which to ask it"
     ]
+
+
+def test_the_device_is_tainted_a_step_at_a_time_until_the_memory_is_back() -> None:
+    it = lapsed(TAINTS)
+    it.wait(11.0)
+    assert tainted(it.node) == {}
+    steps(it)
+    it.wait(20.0)
+    (told,) = steps(it)
+    assert told.endswith(": a NoSchedule taint is to be set on gpu0")
+    assert tainted(it.node) == {"gpu0": (NO_SCHEDULE,)}
+    it.wait(30.0)
+    (told,) = steps(it)
+    assert told.endswith(": a NoExecute taint is to be set on gpu0")
+    assert set(tainted(it.node)["gpu0"]) == {NO_SCHEDULE, NO_EXECUTE}
+    it.hello("trainer", Phase.RUNNING, 1)
+    it.park("trainer", keeps=20)  # too much
+    it.answer()
+    it.wait(LIMITS.verify_s + 1.0)
+    assert set(tainted(it.node)["gpu0"]) == {NO_SCHEDULE, NO_EXECUTE}
+    it.hold("trainer", 3)
+    it.wait(2.0)
+    assert it.phase("trainer") is Phase.PARKED
+    assert tainted(it.node) == {}
+
+
+def test_the_next_arbiter_finds_the_same_taints() -> None:
+    it = lapsed(TAINTS)
+    it.wait(31.0)
+    it.restart()
+    assert tainted(it.node) == {"gpu0": (NO_SCHEDULE,)}
+    it.end("trainer")
+    assert tainted(it.node) == {}
+
+
+def test_all_devices_of_the_tenant_are_tainted_and_no_other() -> None:
+    wide = replace(TRAINER, ladder=TAINTS, devices=("gpu0", "gpu1"))
+    it = Scene(wide, replace(ROLLOUT, devices=("gpu2",)))
+    it.hello("trainer")
+    it.hello("rollout")
+    it.run("trainer")
+    it.step(Lost("trainer"))
+    it.wait(LIMITS.lease_s + 31.0)
+    assert tainted(it.node) == {"gpu0": (NO_SCHEDULE,), "gpu1": (NO_SCHEDULE,)}
+
+
+def test_to_kill_is_repeated_when_all_else_was_done() -> None:
+    it = lapsed(TAINTS)
+    it.wait(61.0)
+    assert it.killed == ["trainer"]
+    it.wait(10.0)
+    assert it.killed == ["trainer"] * 2

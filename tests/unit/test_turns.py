@@ -58,6 +58,7 @@ from claim_phases.messages import (
 )
 from claim_phases.node import Device, Membership, Node, Tenant
 from claim_phases.phases import TURN, Phase
+from claim_phases.taints import Reason, Taint, TaintEffect, tainted
 from claim_phases.turns import Limits, Turns
 
 MIB = 1 << 20
@@ -599,6 +600,7 @@ def test_foreign_memory_taints_the_device_blames_no_tenant_and_clears() -> None:
         Condition(ConditionKind.FOREIGN_MEMORY, FOREIGN, None, "gpu0", 10 * MIB)
     ]
     assert [tenant.fault for tenant in it.node.tenants.values()] == ["", ""]
+    assert tainted(it.node) == {"gpu0": (Taint(Reason.FOREIGN_MEMORY, TaintEffect.NO_SCHEDULE),)}
     assert it.phase("trainer") is Phase.WAITING
     it.wait(5)
     assert it.conditions() == []  # told once
@@ -608,6 +610,27 @@ def test_foreign_memory_taints_the_device_blames_no_tenant_and_clears() -> None:
     assert it.conditions() == [
         Condition(ConditionKind.CLEARED, "gpu0 is free of foreign memory", None, "gpu0")
     ]
+    assert tainted(it.node) == {}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_foreign_memory_is_seen_to_be_gone_also_when_no_tenant_is_left(*, restarts: bool) -> None:
+    """While the device is tainted, none may come."""
+    it = scene(ROLLOUT)
+    it.hold(STRANGER, 10)
+    it.wait(1)
+    it.end("rollout")
+    it.answer()
+    it.wait(5)
+    assert it.node.tenants == {}
+    assert "gpu0" in tainted(it.node)
+    if restarts:
+        it.restart()
+    it.hold(STRANGER, 0)
+    it.wait(1)
+    assert tainted(it.node) == {}
+    it.wait(1)
+    assert it.timers == {}  # and then nobody looks any more
 
 
 def test_who_waits_for_a_tainted_device_is_refused_in_bounded_time() -> None:
