@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from tests.cluster.kube import UP_S, Kube
+from hack.cluster_commands import Raw
+from tests.cluster.kube import UP_S, WITHIN_S, Kube
 from tests.cluster.lab import Namespace, claim
 from tests.cluster.turns import Turns, container, kill, tenant
 
@@ -91,9 +93,23 @@ def test_an_intruder_is_named_and_nobody_is_granted_until_it_left(lab: Namespace
 @pytest.fixture
 def evicting(kube: Kube) -> Iterator[None]:
     """The class has tenants that are at fault evicted soon."""
+    with _escalating(kube, evict=1):
+        yield
+
+
+@pytest.fixture
+def tainting(kube: Kube) -> Iterator[None]:
+    """The class has the devices of tenants that are at fault tainted, and later emptied."""
+    with _escalating(kube, **{"taint-no-schedule": 1, "taint-no-execute": 20}):
+        yield
+
+
+@contextmanager
+def _escalating(kube: Kube, **steps: int) -> Iterator[None]:
     (entry,) = kube.get("deviceclass", "tandem-gpu")["spec"]["config"]
     before = json.dumps(entry)
-    entry["opaque"]["parameters"]["escalation"] = [{"step": "evict", "afterSeconds": 1}]
+    ladder = [{"step": step, "afterSeconds": after} for step, after in steps.items()]
+    entry["opaque"]["parameters"]["escalation"] = ladder
     _configure(kube, json.dumps(entry))
     yield
     _configure(kube, before)
@@ -116,6 +132,54 @@ def test_a_tenant_that_hangs_in_its_turn_is_evicted_and_the_other_goes_on(lab: N
     lab.told("trainer", "Evicted")
     turns.go_on("rollout")
     turns.assert_one_at_a_time(allowed=("Faulted",))
+
+
+@pytest.mark.usefixtures("tainting")
+def test_a_device_that_a_hanging_tenant_keeps_is_tainted_until_its_pods_are_gone(
+    lab: Namespace,
+) -> None:
+    lab.create(claim(need="170Mi"), tenant("rollout"), tenant("trainer", 160, "hold"))
+    node = lab.node_of("trainer")
+    turns = Turns(lab, node)
+    turns.until("trainer", "Running", 1)
+    lab.kube("exec", "--", "pkill", "-STOP", "-f", "tests.cluster.tenant trainer")
+    _replace_drivers(lab)  # the new one misses its session
+    told = lab.told("trainer", "Escalated")
+    assert told.endswith(": a NoSchedule taint is to be set on gpu-0")
+    first = _tainted(lab, node, "NoSchedule")
+    _replace_drivers(lab)
+    later = _tainted(lab, node, "NoSchedule", "NoExecute")
+    # In between nothing was written: a taint keeps its time.
+    assert later["metadata"]["generation"] == first["metadata"]["generation"] + 1
+    assert _taints(later)["NoSchedule"] == _taints(first)["NoSchedule"]
+    for pod in ("trainer", "rollout"):
+        lab.told(pod, "DeviceTaintManagerEviction")
+    _tainted(lab, node)
+    lab.kubectl("wait", "--for=delete", f"--timeout={WITHIN_S}s", "pod/rollout", "pod/trainer")
+    turns.assert_one_at_a_time(allowed=("Faulted",))
+    lab.create(tenant("rollout"), tenant("trainer"))
+    Turns(lab, lab.node_of("trainer")).go_on("rollout", "trainer")
+
+
+def _replace_drivers(lab: Namespace) -> None:
+    """As an upgrade does: a container that is killed often is started again only after a while."""
+    drivers = ("-n", "tandem-system", "delete", "pod", "-l", "app=tandem-driver")
+    lab.kube("kubectl", *drivers, f"--timeout={WITHIN_S}s", within_s=2 * WITHIN_S)
+
+
+def _tainted(lab: Namespace, node: str, *effects: str) -> Raw:
+    """Wait until the node's device has taints with these effects alone; its slice."""
+    return lab.until(
+        "resourceslices",
+        lambda one: one["spec"].get("nodeName") == node and _taints(one).keys() == set(effects),
+    )
+
+
+def _taints(published: Raw) -> dict[str, Raw]:
+    (device,) = published["spec"]["devices"]
+    taints = device.get("taints", [])
+    assert {taint["key"] for taint in taints} <= {"tandem-gpu.io/faulted"}
+    return {taint["effect"]: taint for taint in taints}
 
 
 def test_a_typo_in_the_configuration_is_told_on_the_pod(lab: Namespace) -> None:
