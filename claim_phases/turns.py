@@ -249,7 +249,7 @@ class Turns:
                 self._do.move(tenant, Signal.YIELD)
             case Restored(_, weights), Phase.RESTORING:
                 self._do.move(tenant, Signal.RESTORED, weights)
-            case ((Yield() | Restored()), _) if tenant.taken == tenant.epoch:
+            case ((Yield() | Restored()), _) if tenant.taken and tenant.taken == tenant.epoch:
                 self._do.send(tenant, TurnLost(tenant.taken, tenant.taken_why))
             case Quiesced(), Phase.QUIESCING:
                 self._do.move(tenant, Signal.QUIESCED)
