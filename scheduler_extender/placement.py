@@ -58,9 +58,11 @@ def reaches(claims: Iterable[Claim], node: Node) -> bool:
 
 
 def free_devices(room: Room) -> int:
-    """How many devices of the node nobody has."""
+    """How many devices of the node nobody has, and may be had."""
     taken = {(one.pool, one.device) for one in room.allocated}
-    return sum((device.pool, device.name) not in taken for device in room.devices)
+    return sum(
+        (device.pool, device.name) not in taken and not device.tainted for device in room.devices
+    )
 
 
 def readable(resource: str, amount: int) -> str:
@@ -144,9 +146,11 @@ def _by_devices(claims: Sequence[Claim], room: Room) -> str | None:
     for claim in claims:
         if claim.allocation is None and not all(bench.take(ask) for ask in claim.asks):
             wanted = sum(ask.count or 1 for ask in claim.asks)
+            tainted = sum(device.tainted for device in room.devices)
             return (
                 f"ResourceClaim {claim.name} asks {wanted} device(s) of class {DEVICE_CLASS}, "
                 f"{free_devices(room)} of {len(room.devices)} free"
+                f"{f', {tainted} tainted' if tainted else ''}"
             )
     return None
 

@@ -262,7 +262,9 @@ def test_a_claim_that_is_allocated_there_needs_no_other_device() -> None:
 
 def test_a_tainted_device_is_not_handed_out() -> None:
     broken = make.slice_("n1", "gpu-0", taints=[{"key": "broken", "effect": "NoExecute"}])
-    assert why_not(*PAIR, slices=[broken]) is not None
+    assert why_not(*PAIR, slices=[broken]) == (
+        "ResourceClaim grpo asks 1 device(s) of class tandem-gpu, 0 of 1 free, 1 tainted"
+    )
     noted = make.slice_("n1", "gpu-0", taints=[{"key": "noted", "effect": "None"}])
     assert why_not(*PAIR, slices=[noted]) is None
 
