@@ -86,6 +86,7 @@ class Changes:
         self.node.epoch += 1
         tenant.epoch = self.node.epoch
         tenant.parked = False
+        tenant.ran = True
         tenant.fault = ""
         tenant.faulty = tenant.rung = 0
         tenant.back_at = tenant.wanted_at = 0.0
@@ -204,8 +205,14 @@ class Changes:
         self.effects.append(Send(name, Refused(0, reason)))
 
     def measure(self, devices: tuple[str, ...], *, attribute: bool) -> None:
-        """Have devices read after this step."""
-        self.effects.append(Measure(devices, attribute, self.node.seq))
+        """Have devices read after this step, and the host memory of who waits for a first turn."""
+        waiting = (self.node.tenants[name] for name in self.node.queue)
+        headrooms = tuple(
+            tenant.name
+            for tenant in waiting
+            if tenant.unproven and set(tenant.who.devices) <= set(devices)
+        )
+        self.effects.append(Measure(devices, attribute, self.node.seq, headrooms))
 
     def reread(self, tenant: Tenant) -> None:
         """Have another look soon: the device's accounting may lag. 1 ms, doubling to 50 ms."""

@@ -61,6 +61,19 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Headroom:
+    """A tenant's host memory at one moment, in bytes.
+
+    `left`: what it may still use of its `limit`; what can be taken back from it, as page cache, is
+    left too.
+    """
+
+    tenant: str
+    left: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class Connected:
     """A session's hello, with who its peer is; `caller` is the tenant that its acquire is for."""
 
@@ -95,10 +108,14 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The answer to `Measure`, with the step at which it was asked."""
+    """The answer to `Measure`, with the step at which it was asked.
+
+    `headrooms` has those of the tenants asked about whose host memory has a limit that is known.
+    """
 
     asked: int
     usages: tuple[Usage, ...]
+    headrooms: tuple[Headroom, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +143,15 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Read these devices; with `attribute`, find out whose each byte is."""
+    """Read these devices; with `attribute`, find out whose each byte is.
+
+    `headrooms` names the tenants whose host memory is to be read at the same moment.
+    """
 
     devices: tuple[str, ...]
     attribute: bool
     asked: int
+    headrooms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from claim_phases import verdicts
 from claim_phases.changes import Changes
-from claim_phases.events import ConditionKind, Measured, Usage
+from claim_phases.events import ConditionKind, Headroom, Measured, Usage
 from claim_phases.messages import Warned
 from claim_phases.node import Device, Node, Tenant
 from claim_phases.phases import Phase, Signal
@@ -51,6 +51,8 @@ class Judge:
                 self._judge_release(tenant)
             elif answered >= mine:
                 self.look(tenant)  # a phase change overtook the answer
+        for headroom in event.headrooms:
+            self._judge_headroom(headroom, event.asked)
 
     def _counts(self, usage: Usage, asked: int) -> bool:
         device = self._node.devices.get(usage.device)
@@ -97,6 +99,15 @@ class Judge:
         elif tenant.phase is Phase.FAULTED and over is None and (tenant.parked or tenant.gone):
             self._do.tell(ConditionKind.CLEARED, f"{tenant.name} has left its devices", tenant.name)
             self._do.free(tenant)
+
+    def _judge_headroom(self, headroom: Headroom, asked: int) -> None:
+        """Who waits for its first turn, and could not park again after it, waits in vain."""
+        tenant = self._node.tenants.get(headroom.tenant)
+        if tenant is None or tenant.phase is not Phase.WAITING or asked < tenant.since:
+            return
+        if tenant.unproven and (reason := verdicts.cannot_park(tenant, headroom)):
+            self._do.tell(ConditionKind.NO_ROOM, f"{tenant.name}: {reason}", tenant.name)
+            self._do.refuse(tenant, reason)
 
     def _judge_device(self, device: Device, usage: Usage) -> None:
         """What belongs to none of its tenants taints a device; they are not blamed for it."""

@@ -9,7 +9,8 @@ from claim_phases.policies import Objectives, PolicyName
 
 STATE_VERSION = 3
 READ_VERSIONS = (1, 2, 3)
-"""Version 1 has no times and no objectives, 2 nothing of restoring ahead: as at the beginning."""
+"""Version 1 has no times and no objectives, 2 nothing of restoring ahead: as at the beginning.
+Version 2 does not know what parking takes of the host: nothing is asked of who was there before."""
 
 _R = TypeVar("_R")
 
@@ -22,7 +23,8 @@ class Membership:
     `need` is what the tenant holds on each device while it runs, None when nobody declared it;
     `residual` is what it may keep on each device while parked. Bytes. `job` names those with which
     it shares turns and delay; its own name where nobody said. `ladder` is what the admin has
-    done about it when it is at fault.
+    done about it when it is at fault. `host`: bytes that parking moves from all its devices
+    together into its own host memory, None when that is not known.
     """
 
     tenant: str
@@ -34,6 +36,7 @@ class Membership:
     job: str = ""
     objectives: Objectives = Objectives()
     ladder: tuple[Rung, ...] = ()
+    host: int | None = None
 
 
 @dataclass(slots=True)
@@ -65,7 +68,8 @@ class Tenant:
     that was taken from it. CLOCK_MONOTONIC: `asked_at` is when it began to wait, `wanted_at` when
     it was first told to leave its present turn (0.0: it was not), `back_at` when it will want a
     turn again, by its own word. `pieces`: it can restore in pieces; `ahead`: bytes on each device,
-    beyond its residual budget, that it was given room for ahead of its turn.
+    beyond its residual budget, that it was given room for ahead of its turn. `ran`: it had a turn
+    in this life.
     """
 
     who: Membership
@@ -86,6 +90,7 @@ class Tenant:
     wanted_at: float = 0.0
     back_at: float = 0.0
     parked: bool = True
+    ran: bool = False
     fault: str = ""
     faulty: int = 0
     rung: int = 0
@@ -119,6 +124,15 @@ class Tenant:
     @property
     def aside(self) -> bool:
         return self.phase in ASIDE
+
+    @property
+    def unproven(self) -> bool:
+        """Whether its host memory is to be read before it may have a turn: this life's first.
+
+        Afterwards what it parked is in that memory, and leaves it when it is restored: what it
+        needs for the next time cannot be told from what it uses now.
+        """
+        return not self.ran and self.who.host is not None
 
     @property
     def residual(self) -> int:
@@ -247,8 +261,12 @@ def _of_version_1(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_version_2(data: dict[str, Any]) -> dict[str, Any]:
-    lacks = {"pieces": False, "ahead": 0, "freed": 0}
-    return data | {"tenants": {name: lacks | raw for name, raw in data["tenants"].items()}}
+    lacks = {"pieces": False, "ahead": 0, "freed": 0, "ran": True}
+    tenants = {
+        name: lacks | raw | {"who": {"host": None} | raw["who"]}
+        for name, raw in data["tenants"].items()
+    }
+    return data | {"tenants": tenants}
 
 
 def _record(kind: type[_R], raw: dict[str, Any]) -> _R:

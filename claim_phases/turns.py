@@ -198,6 +198,7 @@ class Turns:
         if then is not None:
             former = tenant.job
             tenant.who, tenant.gone, tenant.request, tenant.parked = then, False, 0, True
+            tenant.ran = False
             jobs.forget(self.node, former)
         self._judge.look(tenant)
 
@@ -318,10 +319,17 @@ class Turns:
         for name in self._order():
             tenant = self.node.tenants[name]
             self._bound_the_wait(tenant)
-            if not reserved & set(tenant.who.devices):
+            if self._must_be_proven(tenant):
+                self._ask(tenant, attribute=tenant.overdue)
+            elif not reserved & set(tenant.who.devices):
                 self._serve(tenant)
             if name in self.node.queue:
                 reserved |= set(tenant.who.devices)
+
+    def _must_be_proven(self, tenant: Tenant) -> bool:
+        """Its host memory is to be read first: nobody leaves for a tenant that is refused then."""
+        waits = tenant.phase is Phase.WAITING and tenant.connected
+        return waits and tenant.unproven and tenant.asked < tenant.since
 
     def _order(self) -> list[str]:
         queue = [self.node.tenants[name] for name in self.node.queue]

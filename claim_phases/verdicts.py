@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from claim_phases.events import Usage
+from claim_phases.events import Headroom, Usage
 from claim_phases.node import Device, Node, Tenant
 from claim_phases.phases import Phase
 
@@ -162,6 +162,19 @@ def room_ahead(node: Node, tenant: Tenant, usages: Mapping[str, Usage]) -> int:
         room = device.total - kept
         rooms.append(room if tenant.who.need is None else min(room, tenant.who.need))
     return max(0, min(rooms) - tenant.residual)
+
+
+def cannot_park(tenant: Tenant, headroom: Headroom) -> str:
+    """Why the tenant could not park what its turn would bring to its devices; else empty."""
+    moves = tenant.who.host or 0
+    lacks = moves - headroom.left
+    if lacks <= 0:
+        return ""
+    return (
+        f"it could not park: that moves {mib(moves)} into its pod's memory, which has "
+        f"{mib(headroom.left)} left within its limit of {mib(headroom.limit)}: raise the limit by "
+        f"at least {-(-lacks // MIB)} MiB, or say in the claim how much parking moves (`host`)"
+    )
 
 
 def causes(node: Node, tenant: Tenant) -> list[str]:

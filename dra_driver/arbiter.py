@@ -26,6 +26,7 @@ from claim_phases.events import (
     Event,
     Fired,
     Gone,
+    Headroom,
     Kill,
     Lost,
     Measure,
@@ -211,12 +212,12 @@ class Arbiter(TurnsServicer):
                 session = self._sessions.get(tenant)
                 if session is not None:
                     session.put(message)
-            case Measure(devices, attribute, asked):
+            case Measure(devices, attribute, asked, headrooms):
                 if attribute:
-                    self._look(self._scan(devices, asked))
+                    self._look(self._scan(effect))
                 else:
                     usages = tuple(Usage(d, self._devices[d].read().used) for d in devices)
-                    self._pending.append(Measured(asked, usages))
+                    self._pending.append(Measured(asked, usages, self._headrooms(headrooms)))
             case Arm(timer, delay_s):
                 self._arm(timer, delay_s)
             case Kill(tenant, devices):
@@ -251,9 +252,14 @@ class Arbiter(TurnsServicer):
         self._scans.add(scan)
         scan.add_done_callback(self._scanned)
 
-    async def _scan(self, devices: tuple[str, ...], asked: int) -> None:
-        usages = await asyncio.to_thread(self._attribute, devices)
-        self.handle(Measured(asked, usages))
+    async def _scan(self, measure: Measure) -> None:
+        usages = await asyncio.to_thread(self._attribute, measure.devices)
+        self.handle(Measured(measure.asked, usages, self._headrooms(measure.headrooms)))
+
+    def _headrooms(self, tenants: tuple[str, ...]) -> tuple[Headroom, ...]:
+        known = (self._turns.node.tenants.get(tenant) for tenant in tenants)
+        found = (self._roster.headroom(tenant.who) for tenant in known if tenant is not None)
+        return tuple(headroom for headroom in found if headroom is not None)
 
     def _scanned(self, scan: asyncio.Task[None]) -> None:
         self._scans.discard(scan)

@@ -26,11 +26,13 @@ class ConfigError(Exception):
 class RoleConfig(Strict):
     """A tenant's footprint on each of its devices: `need` while it runs, `residual` while parked.
 
-    Bytes. Without a `need` the tenant waits until every other one has left the device.
+    Bytes. Without a `need` the tenant waits until every other one has left the device. `host`: what
+    parking moves from the device into the pod's memory, where that is less than all of the rest.
     """
 
     need: Capacity | None = None
     residual: Size
+    host: Size | None = None
 
 
 Policy = Annotated[PolicyName, Field(strict=False)]
@@ -111,10 +113,11 @@ class ClassConfig(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A role's footprint on each device, in bytes; `need` is None when it was not told."""
+    """A role's footprint on each device, in bytes; None is what was not told."""
 
     need: int | None
     residual: int
+    host: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +181,7 @@ def agreement(claim: Mapping[str, Any]) -> Agreement:
         of_claim.job,
         of_claim.weights or of_class.weights,
         of_class.residual,
-        {name: Role(role.need, role.residual) for name, role in of_claim.roles.items()},
+        {name: Role(role.need, role.residual, role.host) for name, role in of_claim.roles.items()},
         _objectives(of_claim.turns, of_class.turns),
         ladder,
     )
@@ -232,4 +235,6 @@ def _beyond(claim: ClaimConfig, limits: ClassConfig) -> list[str]:
             )
         if role.need is not None and role.residual >= role.need:
             beyond.append(f"{where}: must be less than need ({role.need} bytes)")
+        if role.need is not None and role.host is not None and role.host > role.need:
+            beyond.append(f"roles.{name}.host: must be at most need ({role.need} bytes)")
     return beyond

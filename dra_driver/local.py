@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from claim_phases.events import Headroom
 from claim_phases.node import Membership
 from dra_driver.node_file import NodeSpec
 from dra_driver.peers import Peer
@@ -54,6 +55,10 @@ class LocalRoster:
             if spec is not None and device in spec.devices:
                 return spec.residual
         return 0
+
+    def headroom(self, who: Membership) -> Headroom | None:
+        """Not known: all tenants of a run share whatever limit there is."""
+        return None
 
     def tenant_of_caller(self, caller: str) -> str:
         """`caller` is "pid:<n>": the process at the other end of a connection to the engine."""

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from claim_phases.events import Condition, Told
 from claim_phases.turns import Limits
-from dra_driver import cluster, kubelet, metrics, mounts, serving
+from dra_driver import cluster, host_memory, kubelet, metrics, mounts, serving
 from dra_driver.cdi import LIBRARY
 from dra_driver.checkpoint import Checkpoint
 from dra_driver.claims import Claims
@@ -150,7 +150,7 @@ async def _serve(
     checkpoint = Checkpoint(layout.checkpoint)
     limits = Limits(**settings.limits.model_dump())
     async with cluster.connected(me.node) as api:
-        roster = PodRoster(state.node, checkpoint.get, api)
+        roster = PodRoster(state.node, checkpoint.get, api, _host_memory())
         teller = Teller(api, state.node, me.node, checkpoint, time.monotonic)
         sizes = {name: device.read().total for name, device in devices.items()}
         publisher = Publisher(api, state.node, me.node, sizes)
@@ -197,6 +197,16 @@ async def _serve(
                     for task in (told, published):
                         task.cancel()
                     await asyncio.gather(told, published, return_exceptions=True)
+
+
+def _host_memory() -> host_memory.Hierarchy | None:
+    found = host_memory.hierarchy(Path("/proc/self/mountinfo").read_text())
+    if found is None:
+        log.warning(
+            "the node's cgroups are not mounted here: whether a pod has the memory to park is not "
+            "known; mount /sys/fs/cgroup as the manifest does"
+        )
+    return found
 
 
 @contextlib.asynccontextmanager

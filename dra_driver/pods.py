@@ -15,9 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from claim_phases.events import Headroom
 from claim_phases.node import Membership, Node
 from dra_driver.checkpoint import Prepared
-from dra_driver.names import ROLE
+from dra_driver.config import Role
+from dra_driver.host_memory import Hierarchy
+from dra_driver.names import ENGINE, ROLE
 from dra_driver.peers import Peer
 from dra_driver.processes import Process, process, watch
 from dra_driver.roster import NotAMember, Part
@@ -69,26 +72,36 @@ def addresses_of_routes(content: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Pod:
-    """A pod of this node that said hello. `speaker`: the container that its session is from."""
+    """A pod of this node that said hello. `speaker`: the container that its session is from.
+
+    `cgroup` is that of the whole pod in the hierarchy of memory; empty when it is not known.
+    """
 
     who: Membership
     claim: str
     speaker: str
     addresses: frozenset[str]
+    cgroup: str = ""
 
 
 class PodRoster:
     """The tenants of a node: the pods that share its claims. Implements `roster.Roster`.
 
-    A tenant's name is <namespace>/<pod>. `prepared` finds a claim of this node by UID.
+    A tenant's name is <namespace>/<pod>. `prepared` finds a claim of this node by UID. Without a
+    hierarchy of memory nobody's headroom is known.
     """
 
     def __init__(
-        self, node: Node, prepared: Callable[[str], Prepared | None], cluster: Cluster
+        self,
+        node: Node,
+        prepared: Callable[[str], Prepared | None],
+        cluster: Cluster,
+        memory: Hierarchy | None,
     ) -> None:
         self._node = node
         self._prepared = prepared
         self._cluster = cluster
+        self._memory = memory
         # Until they come back to a driver that started again.
         self._pods = {
             pod_uid(tenant.who): _Pod(tenant.who, "", "", frozenset())
@@ -113,8 +126,19 @@ class PodRoster:
         # A peer that ended may have left its connection, and its pid, to a process elsewhere.
         if not peer.process.alive or _place(pid) != where:
             raise NotAMember(f"process {pid} ended while it said hello")
-        self._pods[where.pod] = _Pod(who, peer.claim, where.container, _addresses(pid))
+        self._pods[where.pod] = _Pod(
+            who, peer.claim, where.container, _addresses(pid), self._cgroup(pid, where.pod)
+        )
         return who
+
+    def _cgroup(self, pid: int, pod: str) -> str:
+        if self._memory is None:
+            return ""
+        path = self._memory.path(_proc(pid, "cgroup"))
+        found = _CGROUP.search(path)
+        if found is None or found["uid"].replace("_", "-") != pod:
+            return ""  # the process ended meanwhile
+        return path[: found.start("container") - 1]
 
     def _on_record(self, pod: str) -> Membership | None:
         for tenant in self._node.tenants.values():
@@ -136,7 +160,8 @@ class PodRoster:
         pod = await self._cluster.pod(prepared.namespace, name)
         if pod is None or pod["metadata"]["uid"] != uid:
             raise NotAMember(f"pod {prepared.namespace}/{name} is deleted")
-        role = pod["metadata"].get("annotations", {}).get(ROLE, "")
+        annotations = pod["metadata"].get("annotations", {})
+        role = annotations.get(ROLE, "")
         agreed = prepared.agreement.role(role) if role else None
         if agreed is None:
             raise NotAMember(
@@ -155,6 +180,7 @@ class PodRoster:
             job=f"{prepared.namespace}/{prepared.agreement.job}",
             objectives=prepared.agreement.objectives,
             ladder=prepared.agreement.ladder,
+            host=_moved(agreed, len(prepared.devices), drops=ENGINE in annotations),
         )
 
     def counted_as(self, peer: Peer) -> str:
@@ -177,6 +203,14 @@ class PodRoster:
             if pod.who.tenant == tenant and device in pod.who.devices:
                 return pod.who.residual
         return 0
+
+    def headroom(self, who: Membership) -> Headroom | None:
+        """Of the pod as a whole; None when it has no limit: then it shares the node's memory."""
+        pod = self._pods.get(pod_uid(who))
+        if pod is None or not pod.cgroup or self._memory is None:
+            return None
+        account = self._memory.account(pod.cgroup)
+        return Headroom(who.tenant, account.left, account.limit) if account is not None else None
 
     def tenant_of_caller(self, caller: str) -> str:
         """`caller` is "ip:<address>" of a pod; empty when it is of no tenant of this node."""
@@ -213,6 +247,18 @@ class PodRoster:
 def pod_uid(who: Membership) -> str:
     """The UID of the pod that this is a life of."""
     return who.incarnation.partition("/")[0]
+
+
+def _moved(role: Role, devices: int, *, drops: bool) -> int | None:
+    """Bytes that parking moves to the host; None when nobody said it.
+
+    An engine `drops` its KV cache at least: what it needs says little of what it moves.
+    """
+    if role.host is not None:
+        return role.host * devices
+    if role.need is None or drops:
+        return None
+    return (role.need - role.residual) * devices
 
 
 def _place(pid: int) -> Place | None:

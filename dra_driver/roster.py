@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from claim_phases.events import Headroom
 from claim_phases.node import Membership
 from dra_driver.peers import Peer
 from dra_driver.processes import Process
@@ -40,6 +41,9 @@ class Roster(Protocol):
 
     def budget(self, tenant: str, device: str) -> int:
         """Bytes that the tenant may hold on the device without a turn; 0 on one of others."""
+
+    def headroom(self, who: Membership) -> Headroom | None:
+        """The host memory of this life of the tenant; None without a limit that is its alone."""
 
     def tenant_of_caller(self, caller: str) -> str:
         """The tenant on whose behalf an acquire was made; empty when unknown."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from claim_phases.events import Headroom
 from claim_phases.messages import Hello
 from claim_phases.node import Device, Membership, Node, Tenant
 from claim_phases.phases import Phase
@@ -40,6 +41,9 @@ class Roster:
 
     def budget(self, tenant: str, device: str) -> int:
         return 0
+
+    def headroom(self, who: Membership) -> Headroom | None:
+        return None
 
     def tenant_of_caller(self, caller: str) -> str:
         return ""

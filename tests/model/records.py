@@ -10,7 +10,9 @@ from claim_phases.tenancy import Park, Restore, RestoreAhead, Tenancy
 
 @dataclass(frozen=True)
 class TenantSpec:
-    """A tenant of the world; bytes are per device."""
+    """A tenant of the world; bytes are per device. `memory`: the limit of its host memory, where it
+    has one.
+    """
 
     name: str
     devices: tuple[str, ...]
@@ -18,6 +20,14 @@ class TenantSpec:
     residual: int
     ladder: tuple[Rung, ...] = ()
     pieces: bool = False  # it parks in two steps, and restores as far as it may
+    memory: int | None = None
+
+    @property
+    def host(self) -> int | None:
+        """What parking moves into its host memory, as the node is told."""
+        if self.memory is None or self.need is None:
+            return None
+        return (self.need - self.residual) * len(self.devices)
 
     @property
     def size(self) -> int:
@@ -41,7 +51,8 @@ class Agent:
     `known`: the arbiter serves the present session; `lost`: it has yet to learn that one broke;
     `dead`: lives whose end it has yet to learn. `half`: the park that is under way is half done;
     `extra` are bytes that it holds without a turn, `kept`: it lied about a release. `echoes` are
-    messages that will come once more.
+    messages that will come once more. Of its host memory it uses what it `moved` there, others of
+    its pod use `crowd`.
     """
 
     spec: TenantSpec
@@ -62,6 +73,8 @@ class Agent:
     half: bool = False
     extra: int = 0
     kept: bool = False
+    moved: int = 0
+    crowd: int = 0
     requests: int = 0
 
     @property
@@ -73,18 +86,31 @@ class Agent:
         return self.alive and self.tenancy.request != 0
 
     @property
+    def left(self) -> int:
+        """Bytes of its host memory; it has a limit."""
+        return max(0, (self.spec.memory or 0) - self.moved - self.crowd)
+
+    @property
+    def can_park(self) -> bool:
+        """Whether its host memory takes all that it moves there."""
+        return self.spec.host is None or self.left + self.moved >= self.spec.host
+
+    @property
     def honest(self) -> bool:
         return not self.kept and not self.extra
 
 
 @dataclass(frozen=True)
 class Truth:
-    """Who held what at one moment: bytes by (tenant, device), of strangers, and of nobody."""
+    """Who held what at one moment: bytes by (tenant, device), of strangers, and of nobody; and who
+    had not the host memory to park.
+    """
 
     tenants: dict[tuple[str, str], int]
     extras: dict[str, int]
     strangers: dict[str, int]
     lagging: dict[str, int]
+    cramped: frozenset[str]
 
     def used(self, device: str) -> int:
         mine = sum(size for (_, name), size in self.tenants.items() if name == device)

@@ -15,13 +15,14 @@ The commands:
 - `device gpu0 size=100 baseline=10`: a device; needed only where it is not an empty one of 100 MiB
 - `limits park_s=20`: the admin's bounds from here on
 - `connect a role=trainer devices=gpu0,gpu1 need=40 residual=5`: a hello, with what the node knows
-  of the tenant (said once). `phase= epoch= request= protocol=` are its own words; `life=2`: it
-  began anew; `for=b`: the acquire in it is on behalf of b. What the node knows too:
+  of the tenant (said once; `host=35` is what parking moves). `phase= epoch= request= protocol=` are
+  its own words; `life=2`: it began anew; `for=b`: the acquire in it is on behalf of b. And also:
   `policy=harvest priority=2 leave_s=5`, `ladder=ask:5,kill:10`
 - `say a acquire 1`, `say a failed 1 reason="no room"`: a message, its fields in order or by name;
   `for=b`, as above
 - `measured gpu0 used=40 a=40 foreign=0`: the answer to the oldest open question about these
-  devices; owners only where the machine asked for them
+  devices; owners only where the machine asked for them; `left=a:30/100`: of a's host memory,
+  where it asked for that and there is a limit
 - `fire lease a`: the timer runs out, and the clock goes on to that moment
 - `lost a`: its session broke; `gone a`, `gone a life=1`: all processes of that life ended
 - `restart`: the arbiter dies, and another begins with what is stored
@@ -47,6 +48,7 @@ from claim_phases.events import (
     Event,
     Fired,
     Gone,
+    Headroom,
     Judged,
     Lost,
     Measure,
@@ -174,7 +176,8 @@ class Script:
         rungs = (rung.split(":") for rung in facts.pop("ladder", "").split(",") if rung)
         values["ladder"] = tuple(Rung(Step(step), float(after_s)) for step, after_s in rungs)
         values |= _values(Membership, facts)
-        values |= {key: int(facts[key]) * MIB for key in ("need", "residual") if key in facts}
+        sizes = ("need", "residual", "host")
+        values |= {key: int(facts[key]) * MIB for key in sizes if key in facts}
         return Membership(name, incarnation=f"{name}/1", devices=names, **values)
 
     def _do_say(self, name: str, kind: str, *values: str, **options: str) -> list[str]:
@@ -188,19 +191,23 @@ class Script:
         if ask is None:
             raise ValueError(f"that was not asked for; open: {self.asked}")
         self.asked.remove(ask)
+        headrooms = tuple(map(_headroom, held.pop("left", "").split()))
+        if {headroom.tenant for headroom in headrooms} - set(ask.headrooms):
+            raise ValueError("the machine asked for the host memory of others, or none")
         sizes = {owner: int(size) * MIB for owner, size in held.items()}
         used = sizes.pop("used")
         if not ask.attribute:
             if sizes:
                 raise ValueError("the machine asked for the sum alone")
-            return self._take(Measured(ask.asked, tuple(Usage(d, used) for d in devices)))
+            sums = tuple(Usage(d, used) for d in devices)
+            return self._take(Measured(ask.asked, sums, headrooms))
         foreign = sizes.pop("foreign", 0)
         owners = tuple(sorted(sizes.items()))
         usages = tuple(
             Usage(device, used, owners, foreign, tuple((o, self._budget(o, device)) for o in sizes))
             for device in devices
         )
-        return self._take(Measured(ask.asked, usages))
+        return self._take(Measured(ask.asked, usages, headrooms))
 
     def _budget(self, name: str, device: str) -> int:
         who = self.members[name]
@@ -249,8 +256,9 @@ def shown(effect: object) -> str:
     match effect:
         case Send(tenant, message):
             return f"{tenant} <- {_record(message)}"
-        case Measure(devices, attribute):
-            return f"measure {' '.join(devices)}{' by owner' if attribute else ''}"
+        case Measure(devices, attribute, _, headrooms):
+            host = f", the host memory of {' '.join(headrooms)}" if headrooms else ""
+            return f"measure {' '.join(devices)}{' by owner' if attribute else ''}{host}"
         case Arm(timer, delay_s):
             subject = f" {timer.subject}" if timer.subject else ""
             return f"timer {timer.kind}{subject} {_duration(delay_s)}"
@@ -267,6 +275,12 @@ def shown(effect: object) -> str:
             return f"told {_record(other)}"
         case _:
             return _record(effect)
+
+
+def _headroom(text: str) -> Headroom:
+    tenant, _, sizes = text.partition(":")
+    left, limit = (int(size) * MIB for size in sizes.split("/"))
+    return Headroom(tenant, left, limit)
 
 
 def _duration(seconds: float) -> str:

@@ -7,7 +7,16 @@ from unittest.mock import patch
 import pytest
 
 from claim_phases import turns, verdicts
-from claim_phases.events import Connected, Effect, Event, Gone, Measured, Said, Usage
+from claim_phases.events import (
+    Connected,
+    Effect,
+    Event,
+    Gone,
+    Headroom,
+    Measured,
+    Said,
+    Usage,
+)
 from claim_phases.judge import Judge
 from claim_phases.messages import Acquire, Cancel, Hello
 from claim_phases.node import Device, Membership, Node, Tenant
@@ -17,7 +26,16 @@ from claim_phases.turns import Turns
 from tests.model.records import Spec, TenantSpec
 from tests.model.walk import Faults, FoundViolation, walk
 from tests.model.world import LIMITS, World, honest_tenancy
-from tests.model.worlds import apart, escalated, overlapping, pair, residents, roomy, wide
+from tests.model.worlds import (
+    apart,
+    cramped,
+    escalated,
+    overlapping,
+    pair,
+    residents,
+    roomy,
+    wide,
+)
 
 
 class Mutant(Turns):
@@ -365,6 +383,36 @@ class ForgetsAhead(Mutant):
         self._do.dequeue = without_a_release  # type: ignore[method-assign]
 
 
+class IgnoresTheHost(Mutant):
+    """Grants without room on the host: whether a tenant could park again is nobody's business."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._judge = _BlindToHosts(node, self._do)
+
+
+class _BlindToHosts(Judge):
+    def _judge_headroom(self, headroom: Headroom, asked: int) -> None:
+        pass
+
+
+class TakesLivesForOne(Mutant):
+    """Takes what was seen of a tenant's former life for true of its next."""
+
+    def _end_of_life(self, tenant: Tenant, then: Membership | None) -> None:
+        ran = tenant.ran
+        super()._end_of_life(tenant, then)
+        tenant.ran = ran
+
+
+class CountsParkedTwice(Mutant):
+    """Asks for room to park at each turn, as if nothing of the tenant were parked there."""
+
+    def _acquire(self, tenant: Tenant, request: int, caller: str) -> None:
+        tenant.ran = False
+        super()._acquire(tenant, request, caller)
+
+
 class KeepsLossesToItself(Mutant):
     """Does not say to a tenant that its turn was taken."""
 
@@ -500,6 +548,21 @@ SEEDED = {
     ),
     "forgets what was restored ahead": Seeded(
         "b is Parked and holds", overlapping(), Faults(cancels=1), ForgetsAhead
+    ),
+    "ignores the host": Seeded(
+        "a was granted its first turn, and could not park again",
+        cramped(1),
+        Faults(crowds=1),
+        IgnoresTheHost,
+    ),
+    "takes lives for one": Seeded(
+        "a was granted its first turn, and could not park again",
+        cramped(2),
+        Faults(crowds=1, deaths=1),
+        TakesLivesForOne,
+    ),
+    "counts the parked twice": Seeded(
+        "a could park, and is refused", cramped(2), Faults(), CountsParkedTwice
     ),
     "keeps losses to itself": Seeded(
         "a yields a turn that was taken, and is not told",

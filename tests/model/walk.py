@@ -30,6 +30,7 @@ class Faults:
     strangers: int = 0  # arrivals and departures
     intrusions: int = 0
     cancels: int = 0
+    crowds: int = 0  # of a tenant's host memory, that come or leave
     echoes: int = 0  # messages that come again, at any time later
     looks: int = 0  # at the devices, in the midst of things
     lapses: int = 0  # leases that run out
@@ -184,6 +185,8 @@ def _faults(world: World, faults: Faults) -> Iterator[Move]:
         yield from fault("intrusions", "intrude", name)
         if agent.waits:
             yield from fault("cancels", "unwant", name)
+        if agent.spec.memory is not None:
+            yield from fault("crowds", "crowd", name)
         for way in ("said", "heard"):
             for index in range(is_first(agent, way), len(getattr(agent, way))):
                 yield from fault("echoes", "echo", name, way, index)
@@ -225,6 +228,7 @@ def _key(state: _State) -> Key:
         tuple(sorted(world.strangers.items())),
         tuple(sorted(world.lagging.items())),
         tuple(sorted(_scan_key(world, scan) for scan in world.scans)),
+        world.ran,
     )
 
 
@@ -270,6 +274,8 @@ def _tenant_key(node: Node, tenant: Tenant, rank: dict[int, int]) -> Key:
         tenant.asked >= tenant.freed,
         min(tenant.freed, 1) if tenant.phase is Phase.RELEASING else 0,
         max((tenant.asked >= max(t.freed, t.since) for t in node.beside(tenant)), default=False),
+        tenant.unproven,
+        tenant.unproven and tenant.asked >= tenant.since,
     )
 
 
@@ -297,6 +303,7 @@ def _stored_key(stored: dict[str, Any], rank: dict[int, int]) -> Key:
                 raw["rung"],
                 raw["pieces"],
                 raw["ahead"],
+                raw["who"]["host"] is not None and raw["ran"],
             )
             for name, raw in sorted(stored["tenants"].items())
         ),
@@ -322,6 +329,8 @@ def _agent_key(agent: Agent, rank: dict[int, int]) -> Key:
         agent.half,
         agent.extra,
         agent.kept,
+        agent.moved,
+        agent.crowd,
         tenancy.phase,
         rank[tenancy.epoch],
         tenancy.request,
@@ -368,6 +377,7 @@ def _scan_key(world: World, scan: Scan) -> Key:
             usage.used,
             usage.tenants,
             usage.foreign,
+            tuple((one.tenant, one.left) for one in scan.answer.headrooms),
         )
         for usage in scan.answer.usages
     )

@@ -23,6 +23,7 @@ from claim_phases.events import (
     Event,
     Fired,
     Gone,
+    Headroom,
     Kill,
     Lost,
     Measure,
@@ -97,6 +98,7 @@ class World:
         self.now = 0.0
         self.sound = True  # nothing was violated
         self.highest = 0  # the newest epoch that was ever stored or sent
+        self.ran: frozenset[tuple[str, str]] = frozenset()  # lives that had a turn; with a limit
         self._crash_in = -1
         self._ahead: dict[str, int] = {}  # what each had room for ahead of its turn, by then
         self._truth: Truth | None = None  # what the measurement that is being taken in saw
@@ -129,7 +131,8 @@ class World:
             for device in agent.spec.devices
         }
         extras = {agent.name: agent.extra for agent in self.agents.values()}
-        return Truth(held, extras, dict(self.strangers), dict(self.lagging))
+        cramped = frozenset(agent.name for agent in self.agents.values() if not agent.can_park)
+        return Truth(held, extras, dict(self.strangers), dict(self.lagging), cramped)
 
     def room(self, device: str) -> int:
         """Free bytes of a device."""
@@ -153,6 +156,10 @@ class World:
             else:
                 usages.append(Usage(device, used))
         return usages
+
+    def _headroom(self, name: str) -> Headroom:
+        agent = self.agents[name]
+        return Headroom(name, agent.left, agent.spec.memory or 0)
 
     # -- the arbiter ----------------------------------------------------------------------------
 
@@ -206,6 +213,8 @@ class World:
                     f"epochs strictly grow, over crashes too: {name} got {tenant.epoch} after "
                     f"{self.highest} was in the world"
                 )
+            if before.get(name, 0) != tenant.epoch and tenant.who.host is not None:
+                self.ran |= {(name, tenant.who.incarnation)}
         self.highest = max(self.highest, self.node.epoch)
 
     def _stale(self, event: Event) -> bool:
@@ -224,9 +233,10 @@ class World:
                 if isinstance(message, Granted):
                     self.highest = max(self.highest, message.epoch)
                 self._crash_point()
-            case Measure(devices, attribute, asked):
+            case Measure(devices, attribute, asked, headrooms):
                 truth = self.truth()
-                answer = Measured(asked, tuple(self._read(devices, truth, attribute=attribute)))
+                usages = tuple(self._read(devices, truth, attribute=attribute))
+                answer = Measured(asked, usages, tuple(map(self._headroom, headrooms)))
                 if attribute:
                     self.scans += (Scan(answer, truth),)
                 else:
@@ -276,6 +286,10 @@ class World:
                         ConditionKind.INTRUDER,
                     ):
                         self._check_blame(name, message)
+                    case Condition(ConditionKind.NO_ROOM, message, str(name)) if (
+                        "could not park" in message and name not in self._seen().cramped
+                    ):
+                        raise Violation(f"{name} could park, and is refused: {message}")
                     case _:
                         pass
 
@@ -287,6 +301,9 @@ class World:
         spec = self.agents[name].spec
         granted = self.agents[name]
         own = granted.held + min(granted.extra, seen.extras[name])
+        life = (name, self.node.tenants[name].who.incarnation)
+        if name in seen.cramped and life not in self.ran:
+            raise Violation(f"{name} was granted its first turn, and could not park again")
         for device in spec.devices:
             limit = own if self._ahead.get(name) else spec.residual
             for other in self.node.on(device):
@@ -349,11 +366,15 @@ class World:
 
     def _check_blame(self, name: str, message: str) -> None:
         """No tenant is blamed for memory of others: it holds more than its budget itself."""
-        assert self._truth is not None
-        held = max(self._truth.tenants[name, d] for d in self.agents[name].spec.devices)
+        seen = self._seen()
+        held = max(seen.tenants[name, d] for d in self.agents[name].spec.devices)
         tenant = self.node.tenants.get(name)
         if held <= (tenant.budget if tenant is not None else 0):
             raise Violation(f"blamed for what others hold: {message}")
+
+    def _seen(self) -> Truth:
+        assert self._truth is not None
+        return self._truth
 
     def check(self) -> None:
         """All that must be true between two steps."""
@@ -490,6 +511,7 @@ class World:
         return Membership(
             *(spec.name, spec.name, str(agent.life), spec.devices, spec.need, spec.residual),
             ladder=spec.ladder,
+            host=spec.host,
         )
 
     def _do_hear(self, name: str) -> None:
@@ -544,8 +566,10 @@ class World:
                 agent.commands = (command, *agent.commands)
                 self._carry(agent, agent.tenancy.freed(epoch))
             case Park(epoch):
-                agent.held, agent.kept = min(agent.held, agent.spec.residual), False
-                agent.half = False
+                stays = min(agent.held, agent.spec.residual)
+                if agent.spec.host is not None:
+                    agent.moved += (agent.held - stays) * len(agent.spec.devices)
+                agent.held, agent.kept, agent.half = stays, False, False
                 self._carry(agent, agent.tenancy.parked(epoch))
             case RestoreAhead(size):
                 self._restore_ahead(agent, min(agent.spec.size, agent.spec.residual + size))
@@ -563,7 +587,7 @@ class World:
     def _restore(self, agent: Agent) -> bool:
         whole = self._has_room(agent, agent.spec.size - agent.held, "its turn")
         if whole:
-            agent.held, agent.kept = agent.spec.size, False
+            agent.held, agent.kept, agent.moved = agent.spec.size, False, 0
         return whole
 
     def _has_room(self, agent: Agent, more: int, given: str) -> bool:
@@ -600,7 +624,7 @@ class World:
         agent = self.agents[name]
         self._cut(agent)
         agent.alive = False
-        agent.held = agent.extra = 0
+        agent.held = agent.extra = agent.moved = 0
         agent.kept = agent.half = False
         agent.heard, agent.commands, agent.echoes = (), (), ()
         agent.tenancy = self.tenancy(agent.spec)
@@ -665,6 +689,11 @@ class World:
         agent = self.agents[name]
         room = min(self.room(device) for device in agent.spec.devices)
         agent.extra = 0 if agent.extra else min(room, agent.spec.residual + 10)
+
+    def _do_crowd(self, name: str) -> None:
+        """Others of its pod take all of its host memory, or give it back."""
+        agent = self.agents[name]
+        agent.crowd = 0 if agent.crowd else agent.spec.memory or 0
 
     def _do_drop(self, name: str, way: str, index: int) -> None:
         queue = list(getattr(self.agents[name], way))

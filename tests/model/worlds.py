@@ -49,6 +49,13 @@ def residents() -> Spec:
     return Spec((("gpu0", 100),), (a, b), 2)
 
 
+def cramped(turns_each: int) -> Spec:
+    """One of the pair parks into a pod whose memory just takes it, if nobody else uses that."""
+    spec = pair(turns_each)
+    first, second = spec.tenants
+    return replace(spec, tenants=(replace(first, memory=55), second))
+
+
 def apart() -> Spec:
     """Two tenants that share no device."""
     a = TenantSpec("a", ("gpu0",), need=60, residual=10)
@@ -91,4 +98,5 @@ WORLDS: dict[str, tuple[Spec, Faults]] = {
     "overlapping, a stranger comes": (overlapping(), Faults(strangers=1)),
     "overlapping, accounting lags": (overlapping(), Faults(lags=1)),
     "overlapping, a wait is given up": (overlapping(), Faults(cancels=1)),
+    "a pod's memory is short": (cramped(1), Faults(crowds=2, deaths=1)),
 }

@@ -47,6 +47,15 @@ def test_what_a_claim_says_within_what_the_class_allows() -> None:
     assert agreed.role("evaluator") is None
 
 
+def test_a_role_may_say_what_parking_moves_to_the_host() -> None:
+    roles = {"trainer": {"need": "204Mi", "residual": "8Mi", "host": "186Mi"}}
+    agreed = agreement(claim(opaque("FromClaim", GOOD | {"roles": roles})))
+    assert agreed.role("trainer") == Role(204 * MIB, 8 * MIB, 186 * MIB)
+    roles["trainer"]["host"] = "205Mi"
+    told = faults(opaque("FromClaim", GOOD | {"roles": roles}))
+    assert told == f"roles.trainer.host: must be at most need ({204 * MIB} bytes)"
+
+
 def test_a_claim_that_says_nothing_takes_what_the_class_allows() -> None:
     agreed = agreement(claim(opaque("FromClass", CLASS)))
     assert agreed == Agreement("grpo-gpu", 1024 * MIB, 64 * MIB)

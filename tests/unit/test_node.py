@@ -43,6 +43,13 @@ def test_a_snapshot_with_any_key_missing_is_refused(path: tuple[str, ...]) -> No
         Node.from_json(data)
 
 
+def test_a_snapshot_from_before_the_host_was_looked_at_is_read() -> None:
+    data = node().to_json() | {"state_version": 2}
+    del data["tenants"]["trainer"]["ran"], data["tenants"]["trainer"]["who"]["host"]
+    read = Node.from_json(data).tenants["trainer"]
+    assert (read.ran, read.who.host, read.unproven) == (True, None, False)
+
+
 def test_a_queue_with_an_unknown_tenant_is_refused() -> None:
     data = node().to_json()
     data["queue"] = ["rollout"]

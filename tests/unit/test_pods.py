@@ -3,13 +3,18 @@
 import os
 import select
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from claim_phases.events import Headroom
 from claim_phases.node import Device, Membership, Node
 from dra_driver import pods
 from dra_driver.checkpoint import Prepared
+from dra_driver.config import Role
+from dra_driver.host_memory import hierarchy
 from dra_driver.pods import (
     Place,
     PodRoster,
@@ -94,6 +99,24 @@ def test_a_zombie_is_no_container_of_its_pod(monkeypatch: pytest.MonkeyPatch) ->
         os.waitpid(pid, 0)
 
 
+@pytest.mark.parametrize(
+    ("role", "drops", "moved"),
+    [
+        (Role(need=70, residual=10), False, 120),
+        (Role(need=70, residual=10), True, None),  # an engine: who knows how much is its KV cache
+        (Role(need=None, residual=10), False, None),
+        (Role(need=70, residual=10, host=20), False, 40),
+        (Role(need=70, residual=10, host=20), True, 40),
+        (Role(need=70, residual=10, host=0), False, 0),
+    ],
+)
+def test_what_parking_moves_is_all_but_the_residual_unless_it_is_said(
+    role: Role, drops: bool, moved: int | None
+) -> None:
+    """Of two devices."""
+    assert pods._moved(role, 2, drops=drops) == moved
+
+
 class Nobody:
     """An API server that knows nothing."""
 
@@ -110,7 +133,7 @@ def test_an_address_is_not_a_pod_s_that_has_ended() -> None:
     def prepared(_: str) -> Prepared | None:
         return None
 
-    roster = PodRoster(Node("boot", {"gpu-0": Device("gpu-0", 1)}), prepared, Nobody())
+    roster = PodRoster(Node("boot", {"gpu-0": Device("gpu-0", 1)}), prepared, Nobody(), None)
     who = Membership("ns/trainer", "trainer", f"{POD}/1:1", ("gpu-0",), None, 5)
     roster._pods[POD] = pods._Pod(who, CLAIM, CONTAINER, frozenset({"10.244.0.7"}))
     assert roster.tenant_of_caller("ip:10.244.0.7") == "ns/trainer"
@@ -119,3 +142,21 @@ def test_an_address_is_not_a_pod_s_that_has_ended() -> None:
     assert roster.budget("ns/trainer", "gpu-0") == 5
     roster.forget(CLAIM)
     assert roster.budget("ns/trainer", "gpu-0") == 0
+
+
+def test_the_memory_is_that_of_the_pod_whose_life_it_is(tmp_path: Path) -> None:
+    """Of two pods of one name, one after the other; and of none before it said hello."""
+    memory = hierarchy("25 23 0:22 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+    assert memory is not None
+    memory = replace(memory, mount=tmp_path)
+    roster = PodRoster(Node("boot", {}), lambda _: None, Nobody(), memory)
+    for pod, used in ((POD, 90), (CLAIM, 30)):
+        folder = tmp_path / f"pod{pod}"
+        folder.mkdir()
+        (folder / "memory.max").write_text("100\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text("inactive_file 5\n")
+        who = Membership("ns/trainer", "trainer", f"{pod}/1:1", ("gpu-0",), None, 5)
+        assert roster.headroom(who) is None
+        roster._pods[pod] = pods._Pod(who, CLAIM, CONTAINER, frozenset(), f"/pod{pod}")
+        assert roster.headroom(who) == Headroom("ns/trainer", 100 - used + 5, 100)

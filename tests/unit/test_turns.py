@@ -21,6 +21,7 @@ from claim_phases.events import (
     Event,
     Fired,
     Gone,
+    Headroom,
     Judged,
     Kill,
     Lost,
@@ -92,6 +93,7 @@ class Scene:
         self.now = 100.0
         self.asked: list[Measure] = []
         self.timers: dict[tuple[TimerKind, str], tuple[float, Timer]] = {}
+        self.left: dict[str, int] = {}  # MiB of the host memory of tenants, where that is limited
         self.killed: list[str] = []
         self.rereads_ms: list[float] = []
         self.told: list[Told] = []
@@ -151,7 +153,10 @@ class Scene:
     def reading(self) -> Measured:
         """Read for the oldest open question, now; the scenario says when the machine hears it."""
         ask = self.asked.pop(0)
-        return Measured(ask.asked, tuple(self._usage(d, ask.attribute) for d in ask.devices))
+        usages = tuple(self._usage(device, ask.attribute) for device in ask.devices)
+        limited = [name for name in ask.headrooms if name in self.left]
+        left = tuple(Headroom(name, self.left[name] * MIB, 512 * MIB) for name in limited)
+        return Measured(ask.asked, usages, left)
 
     def _usage(self, device: str, attribute: bool) -> Usage:
         here = {owner: mib * MIB for (name, owner), mib in self.held.items() if name == device}
@@ -1538,6 +1543,102 @@ def test_who_waits_behind_a_fault_is_refused_over_a_restart(restart_after: float
     assert it.heard("rollout") == [Welcome(Phase.WAITING, 0)]
     it.wait(LIMITS.blocked_s)
     assert it.refusal("rollout") == "trainer is at fault: it could not park: requests in flight"
+
+
+# -- the memory on the host ---------------------------------------------------------------------
+
+
+PARKS = replace(TRAINER, host=67 * MIB)
+
+
+def test_who_could_not_park_gets_no_turn_and_nobody_leaves_for_it() -> None:
+    it = scene(ROLLOUT, PARKS)
+    it.run("rollout")
+    it.leave("rollout")
+    it.heard("rollout")
+    it.left["trainer"] = 66
+    it.acquire("trainer")
+    it.answer()
+    reason = (
+        "it could not park: that moves 67.0 MiB into its pod's memory, which has 66.0 MiB left "
+        "within its limit of 512.0 MiB: raise the limit by at least 1 MiB, or say in the claim how "
+        "much parking moves (`host`)"
+    )
+    assert it.refusal("trainer") == reason
+    (told,) = it.conditions()
+    assert (told.kind, told.message) == (ConditionKind.NO_ROOM, f"trainer: {reason}")
+    assert (told.tenant, it.phase("trainer")) == ("trainer", Phase.PARKED)
+    assert (it.phase("rollout"), it.heard("rollout")) == (Phase.YIELDED, [])
+    it.left["trainer"] = 67
+    it.acquire("trainer")
+    it.answer()
+    assert it.phase("rollout") is Phase.QUIESCING
+
+
+def test_who_waits_behind_another_is_told_at_once_that_it_could_not_park() -> None:
+    it = scene(ROLLOUT, member("other", 80, 5), PARKS)
+    it.run("rollout")
+    it.acquire("other")
+    it.left["trainer"] = 0
+    it.acquire("trainer")
+    it.answer()
+    assert it.refusal("trainer").startswith("it could not park")
+    assert it.phase("other") is Phase.WAITING
+
+
+def test_a_first_grant_rests_on_a_reading_of_the_host_at_that_moment() -> None:
+    it = scene(ROLLOUT, PARKS)
+    it.run("rollout")
+    it.left["trainer"] = 100
+    it.acquire("trainer")
+    it.answer()
+    it.leave("rollout")
+    it.left["trainer"] = 10
+    it.park("rollout", keeps=5)
+    it.answer()
+    assert it.refusal("trainer").startswith("it could not park")
+
+
+def test_what_is_parked_already_needs_no_second_room() -> None:
+    it = scene(ROLLOUT, PARKS)
+    it.left["trainer"] = 67
+    it.run("trainer")
+    it.leave("trainer")
+    it.acquire("rollout")
+    it.park("trainer", keeps=3)
+    it.left["trainer"] = 0
+    it.answer()
+    it.restored("rollout")
+    it.restart()
+    it.hello("rollout", Phase.RUNNING, it.epoch("rollout"))
+    it.hello("trainer", Phase.PARKED, it.epoch("trainer"))
+    it.leave("rollout")
+    it.acquire("trainer")
+    it.park("rollout", keeps=5)
+    assert [ask.headrooms for ask in it.asked] == [()]
+    it.answer()
+    assert it.phase("trainer") is Phase.RESTORING
+
+
+def test_the_next_life_has_parked_nothing_yet() -> None:
+    it = scene(ROLLOUT, PARKS)
+    it.left["trainer"] = 67
+    it.run("trainer")
+    it.hold("trainer", 0)
+    it.left["trainer"] = 66
+    it.members["trainer"] = replace(PARKS, incarnation="trainer, life 2")
+    it.heard("trainer")
+    it.hello("trainer", request=1)
+    it.answer()
+    welcome, refused = it.heard("trainer")
+    assert isinstance(welcome, Welcome)
+    assert isinstance(refused, Refused)
+    assert refused.reason.startswith("it could not park")
+
+
+def test_where_no_limit_is_known_nobody_is_refused() -> None:
+    it = scene(ROLLOUT, PARKS)
+    it.run("trainer")
 
 
 # -- the journal's snapshot ---------------------------------------------------------------------
