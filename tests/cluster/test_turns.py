@@ -90,6 +90,21 @@ def test_an_intruder_is_named_and_nobody_is_granted_until_it_left(lab: Namespace
     turns.assert_nobody_granted_while_named()
 
 
+def test_a_pod_that_could_not_park_is_told_and_the_other_goes_on(lab: Namespace) -> None:
+    """Its limit is less than what parking would move; the rollout's pod has none."""
+    cramped = tenant("trainer")
+    (main,) = cramped["spec"]["containers"]
+    main["resources"]["limits"] = {"memory": "160Mi"}
+    lab.create(claim(need="170Mi"), tenant("rollout"), cramped)
+    note = lab.told("trainer", "NoRoom")
+    assert "that moves 162.0 MiB into its pod's memory, which has" in note
+    assert "left within its limit of 160.0 MiB: raise the limit by at least" in note
+    turns = Turns(lab, lab.node_of("rollout"))
+    turns.go_on("rollout")
+    assert turns.grants("trainer") == []
+    turns.assert_one_at_a_time()
+
+
 @pytest.fixture
 def evicting(kube: Kube) -> Iterator[None]:
     """The class has tenants that are at fault evicted soon."""

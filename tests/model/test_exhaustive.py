@@ -33,7 +33,7 @@ FLOOR = {
     "overlapping, a stranger comes": 3_500,
     "overlapping, accounting lags": 3_000,
     "overlapping, a wait is given up": 3_000,
-    "a pod's memory is short": 0,
+    "a pod's memory is short": 13_000,
 }
 """Fewer states than these, and a world has lost what it is about."""
 

@@ -98,5 +98,5 @@ WORLDS: dict[str, tuple[Spec, Faults]] = {
     "overlapping, a stranger comes": (overlapping(), Faults(strangers=1)),
     "overlapping, accounting lags": (overlapping(), Faults(lags=1)),
     "overlapping, a wait is given up": (overlapping(), Faults(cancels=1)),
-    "a pod's memory is short": (cramped(1), Faults(crowds=2, deaths=1)),
+    "a pod's memory is short": (cramped(2), Faults(crowds=2)),
 }
