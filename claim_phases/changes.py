@@ -41,7 +41,7 @@ class Limits:
     park_s: float = 60.0  # to quiesce, and again to release
     restore_s: float = 600.0  # from the grant to running; an engine starts in it
     blocked_s: float = 10.0  # a waiting tenant is refused when a fault lasts longer
-    watch_s: float = 1.0  # between two looks for intruders and strangers
+    watch_s: float = 1.0  # between two looks for intruders, strangers and devices that fail
     gap_s: float = 2.0  # who harvests leaves those alone that want their turn sooner
     patience_s: float = 600.0  # nobody waits longer for the sake of a policy
 

@@ -19,7 +19,7 @@ class TimerKind(StrEnum):
     BLOCKED = "blocked"  # a waiting tenant is blocked by a fault: refuse it
     LADDER = "ladder"  # a tenant is at fault: the next step is due
     LEAVE = "leave"  # a tenant was told that others wait, and has a bound to leave
-    WATCH = "watch"  # the node's look for intruders and strangers
+    WATCH = "watch"  # the node's look for intruders, strangers and devices that fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +107,25 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """A device that could not be read, and why."""
+
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """The answer to `Measure`, with the step at which it was asked.
 
-    `headrooms` has those of the tenants asked about whose host memory has a limit that is known.
+    Each device is in `usages` or `unread`: what could not be read has no usage that could look
+    free. `headrooms` has those of the tenants asked about whose host memory has a limit that is
+    known.
     """
 
     asked: int
     usages: tuple[Usage, ...]
+    unread: tuple[Unread, ...] = ()
     headrooms: tuple[Headroom, ...] = ()
 
 
@@ -209,6 +220,7 @@ class ConditionKind(StrEnum):
     FAULTED = "Faulted"
     INTRUDER = "Intruder"
     FOREIGN_MEMORY = "ForeignMemory"
+    DEVICE_FAILED = "DeviceFailed"
     OVERSTAYED = "Overstayed"
     ESCALATED = "Escalated"
     NOT_TAINTED = "NotTainted"

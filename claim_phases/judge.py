@@ -4,11 +4,14 @@ from collections.abc import Mapping
 
 from claim_phases import verdicts
 from claim_phases.changes import Changes
-from claim_phases.events import ConditionKind, Headroom, Measured, Usage
+from claim_phases.events import ConditionKind, Headroom, Measured, Unread, Usage
 from claim_phases.messages import Warned
 from claim_phases.node import Device, Node, Tenant
-from claim_phases.phases import Phase, Signal
+from claim_phases.phases import HOLDING, Phase, Signal
 from claim_phases.verdicts import mib
+
+LOSING = HOLDING - {Phase.VERIFYING, Phase.FAULTED} | {Phase.YIELDED}
+"""The phases in which a tenant has memory on its devices that it still needs."""
 
 
 class Judge:
@@ -28,7 +31,13 @@ class Judge:
         return self._fresh if self._fresh.keys() >= set(tenant.who.devices) else None
 
     def look(self, tenant: Tenant) -> None:
-        """Measure for a release: by the sum where that can tell, else by owner."""
+        """Measure for a release: by the sum where that can tell, else by owner.
+
+        Devices that failed are looked at with the watch: the tenant is judged when all are back,
+        or when its processes end.
+        """
+        if self._node.failed(tenant):
+            return
         devices = [self._node.devices[name] for name in tenant.who.devices]
         by_owner = tenant.overdue or any(
             device.foreign or verdicts.allowed(self._node, device) is None for device in devices
@@ -37,11 +46,16 @@ class Judge:
 
     def measured(self, event: Measured) -> None:
         """Use what was read, unless a phase changed on the device since it was asked for."""
+        for unread in event.unread:
+            if self._counts(unread, event.asked):
+                self._failed(self._node.devices[unread.device], unread.reason)
         self._fresh = {u.device: u for u in event.usages if self._counts(u, event.asked)}
+        for name in self._fresh:
+            self._answers(self._node.devices[name])
         attributed = {u.device: u for u in self._fresh.values() if u.tenants is not None}
         for usage in attributed.values():
             self._judge_device(self._node.devices[usage.device], usage)
-        answered = {usage.device for usage in event.usages}
+        answered = {usage.device for usage in event.usages} | {u.device for u in event.unread}
         for tenant in list(self._node.tenants.values()):
             mine = set(tenant.who.devices)
             if tenant.phase is not Phase.VERIFYING:
@@ -54,9 +68,37 @@ class Judge:
         for headroom in event.headrooms:
             self._judge_headroom(headroom, event.asked)
 
-    def _counts(self, usage: Usage, asked: int) -> bool:
-        device = self._node.devices.get(usage.device)
+    def _counts(self, answer: Usage | Unread, asked: int) -> bool:
+        device = self._node.devices.get(answer.device)
         return device is not None and asked >= device.changed
+
+    def _failed(self, device: Device, reason: str) -> None:
+        """What tenants have on a device that failed is lost, and nobody can say how much is free.
+
+        Whoever has memory there is told, and counts as holding: nobody is granted the devices.
+        """
+        if device.failed:
+            return
+        device.failed, device.changed = reason, self._node.seq
+        self._do.tell(
+            ConditionKind.DEVICE_FAILED,
+            f"{device.name} failed ({reason}): no turn is granted on it until it answers again",
+            device=device.name,
+        )
+        lost = f"{device.name} failed ({reason}): what it held there is lost"
+        for tenant in self._node.on(device.name):
+            if tenant.phase in LOSING:
+                self._do.take(tenant, Signal.LAPSE, lost)
+            elif tenant.phase is Phase.VERIFYING and tenant.gone:
+                self._do.free(tenant)
+            elif tenant.ahead:
+                self._do.refuse(tenant, lost)
+
+    def _answers(self, device: Device) -> None:
+        if device.failed:
+            device.failed = ""
+            message = f"{device.name} answers again"
+            self._do.tell(ConditionKind.CLEARED, message, device=device.name)
 
     def _judge_release(self, tenant: Tenant) -> None:
         """Is the memory of a tenant that says it released really back?"""

@@ -9,8 +9,9 @@ from claim_phases.policies import Objectives, PolicyName
 
 STATE_VERSION = 3
 READ_VERSIONS = (1, 2, 3)
-"""Version 1 has no times and no objectives, 2 nothing of restoring ahead: as at the beginning.
-Version 2 does not know what parking takes of the host: nothing is asked of who was there before."""
+"""Version 1 has no times and no objectives, 2 nothing of restoring ahead and no failed devices: all
+is as at the beginning. Version 2 does not know what parking takes of the host: nothing is asked of
+who was there before."""
 
 _R = TypeVar("_R")
 
@@ -150,8 +151,9 @@ class Device:
     """A device's size and what foreigners held at the beginning, in bytes.
 
     `foreign` and `whose`: what is held beyond that, and by whom; `unseen` and `early`: bytes of
-    nobody, and of tenants before their hello, in the newest reading; `changed`: the step of the
-    last phase change of one of its tenants.
+    nobody, and of tenants before their hello, in the newest reading; `failed`: why it could not be
+    read since then, empty while it is well; `changed`: the step of the last phase change of one of
+    its tenants, or of its failure.
     """
 
     name: str
@@ -161,6 +163,7 @@ class Device:
     unseen: int = 0
     early: int = 0
     whose: str = ""
+    failed: str = ""
     changed: int = 0
 
 
@@ -183,6 +186,11 @@ class Node:
     def on(self, device: str) -> list[Tenant]:
         """The tenants of a device."""
         return [t for t in self.tenants.values() if device in t.who.devices]
+
+    def failed(self, tenant: Tenant) -> list[Device]:
+        """Those of the tenant's devices that cannot be read: nothing on them can be measured."""
+        devices = (self.devices[name] for name in tenant.who.devices)
+        return [device for device in devices if device.failed]
 
     def beside(self, tenant: Tenant) -> list[Tenant]:
         """The other tenants with a device in common."""
@@ -212,11 +220,11 @@ class Node:
         version = data.get("state_version")
         if version not in READ_VERSIONS:
             raise ValueError(f"state version {version}, this arbiter reads {STATE_VERSION}")
-        if version == 1:
-            data = _of_version_1(data)
-        if version < STATE_VERSION:
-            data = _of_version_2(data)
         try:
+            if version == 1:
+                data = _of_version_1(data)
+            if version < STATE_VERSION:
+                data = _of_version_2(data)
             node = cls(
                 boot_id=data["boot_id"],
                 devices={name: _record(Device, raw) for name, raw in data["devices"].items()},
@@ -266,7 +274,8 @@ def _of_version_2(data: dict[str, Any]) -> dict[str, Any]:
         name: lacks | raw | {"who": {"host": None} | raw["who"]}
         for name, raw in data["tenants"].items()
     }
-    return data | {"tenants": tenants}
+    devices = {name: {"failed": ""} | raw for name, raw in data["devices"].items()}
+    return data | {"tenants": tenants, "devices": devices}
 
 
 def _record(kind: type[_R], raw: dict[str, Any]) -> _R:

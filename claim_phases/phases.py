@@ -32,7 +32,7 @@ class Signal(StrEnum):
     FREE = "free"  # its memory is measured to be no more than its residual budget
     HELD = "held"  # it said released, and the device says otherwise
     FAIL = "fail"  # it could not park or restore, or took longer than its deadline
-    LAPSE = "lapse"  # its session is lost for longer than the lease, and its processes live
+    LAPSE = "lapse"  # its turn is taken: its session or its device is lost, or it overstayed
     INTRUDE = "intrude"  # it uses a device without a turn
     GONE = "gone"  # its processes ended
 

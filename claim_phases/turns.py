@@ -200,7 +200,10 @@ class Turns:
             tenant.who, tenant.gone, tenant.request, tenant.parked = then, False, 0, True
             tenant.ran = False
             jobs.forget(self.node, former)
-        self._judge.look(tenant)
+        if self.node.failed(tenant):
+            self._do.free(tenant)  # the dead hold nothing; a grant measures all the same
+        else:
+            self._judge.look(tenant)
 
     def _resumed(self) -> None:
         for tenant in self.node.tenants.values():
@@ -213,8 +216,7 @@ class Turns:
                 self._do.arm_ladder(tenant)
             if tenant.phase is Phase.VERIFYING:
                 self._judge.look(tenant)
-        if self._to_watch:
-            self._do.arm(TimerKind.WATCH, "", 0, self._limits.watch_s)
+        self._do.arm(TimerKind.WATCH, "", 0, self._limits.watch_s)
 
     # -- what tenants say -----------------------------------------------------------------------
 
@@ -319,6 +321,8 @@ class Turns:
         for name in self._order():
             tenant = self.node.tenants[name]
             self._bound_the_wait(tenant)
+            if self.node.failed(tenant):
+                continue  # it cannot be served, and keeps its other devices from nobody
             if self._must_be_proven(tenant):
                 self._ask(tenant, attribute=tenant.overdue)
             elif not reserved & set(tenant.who.devices):
@@ -463,15 +467,13 @@ class Turns:
         elif tenant is not None:
             self._fired_for(tenant, timer)
 
-    @property
-    def _to_watch(self) -> bool:
-        """Foreign memory taints its device: no tenant may come before it is seen to be gone."""
-        return bool(self.node.tenants) or any(one.foreign for one in self.node.devices.values())
-
     def _watch(self) -> None:
-        if self._to_watch:
-            self._do.measure(tuple(self.node.devices), attribute=True)
-            self._do.arm(TimerKind.WATCH, "", 0, self._limits.watch_s)
+        """Look at all devices. Whose the memory is matters only where there are tenants, or some is
+        foreign: that taints its device, and is to be seen to go."""
+        foreign = any(device.foreign for device in self.node.devices.values())
+        attribute = foreign or bool(self.node.tenants)
+        self._do.measure(tuple(self.node.devices), attribute=attribute)
+        self._do.arm(TimerKind.WATCH, "", 0, self._limits.watch_s)
 
     def _fired_for(self, tenant: Tenant, timer: Timer) -> None:
         if timer.mark != _mark(tenant, timer.kind):

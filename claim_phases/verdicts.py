@@ -179,10 +179,18 @@ def cannot_park(tenant: Tenant, headroom: Headroom) -> str:
 
 def causes(node: Node, tenant: Tenant) -> list[str]:
     """The faults that keep a waiting tenant from its devices, a sentence each."""
+    if broken := node.failed(tenant):  # whatever else there is, this comes first
+        return [f"{device.name} failed ({device.failed})" for device in broken]
     found = [
         f"{other.name} is at fault: {other.fault}"
         for other in (tenant, *node.beside(tenant))
         if other.fault
+    ]
+    found += [
+        f"{other.name} cannot be measured to have left: {device.name} failed ({device.failed})"
+        for other in node.beside(tenant)
+        if other.phase is Phase.VERIFYING
+        for device in node.failed(other)
     ]
     devices = [node.devices[name] for name in tenant.who.devices]
     return found + [

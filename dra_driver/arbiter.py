@@ -40,6 +40,7 @@ from claim_phases.events import (
     Timer,
     TimerKind,
     Told,
+    Unread,
     Usage,
 )
 from claim_phases.messages import (
@@ -55,7 +56,7 @@ from claim_phases.phases import Phase
 from claim_phases.turns import Turns
 from claim_phases.turns_pb2 import FromTenant
 from claim_phases.turns_pb2_grpc import TurnsServicer
-from dra_driver.devices import Device
+from dra_driver.devices import Device, DeviceError
 from dra_driver.event_log import EventLog
 from dra_driver.journal import Journal
 from dra_driver.peers import Peer
@@ -212,12 +213,11 @@ class Arbiter(TurnsServicer):
                 session = self._sessions.get(tenant)
                 if session is not None:
                     session.put(message)
-            case Measure(devices, attribute, asked, headrooms):
-                if attribute:
+            case Measure():
+                if effect.attribute:
                     self._look(self._scan(effect))
                 else:
-                    usages = tuple(Usage(d, self._devices[d].read().used) for d in devices)
-                    self._pending.append(Measured(asked, usages, self._headrooms(headrooms)))
+                    self._pending.append(self._measured(effect, self._sum))
             case Arm(timer, delay_s):
                 self._arm(timer, delay_s)
             case Kill(tenant, devices):
@@ -253,8 +253,7 @@ class Arbiter(TurnsServicer):
         scan.add_done_callback(self._scanned)
 
     async def _scan(self, measure: Measure) -> None:
-        usages = await asyncio.to_thread(self._attribute, measure.devices)
-        self.handle(Measured(measure.asked, usages, self._headrooms(measure.headrooms)))
+        self.handle(await asyncio.to_thread(self._measured, measure, self._attribute))
 
     def _headrooms(self, tenants: tuple[str, ...]) -> tuple[Headroom, ...]:
         known = (self._turns.node.tenants.get(tenant) for tenant in tenants)
@@ -266,22 +265,32 @@ class Arbiter(TurnsServicer):
         if not scan.cancelled() and (error := scan.exception()) is not None:
             log.error("the devices' processes could not be looked at: %s", error)
 
-    def _attribute(self, names: tuple[str, ...]) -> tuple[Usage, ...]:
-        usages = []
-        for name in names:
-            used = self._devices[name].read().used
-            holders = self._devices[name].holders()
-            owners = self._roster.owners(holders)
-            tenants: dict[str, int] = {}
-            foreign = 0
-            for pid, size in holders.items():
-                if pid in owners:
-                    tenants[owners[pid]] = tenants.get(owners[pid], 0) + size
-                elif runs(pid):  # else it ended meanwhile, and its memory with it
-                    foreign += size
-            budgets = tuple((tenant, self._roster.budget(tenant, name)) for tenant in tenants)
-            usages.append(Usage(name, used, tuple(sorted(tenants.items())), foreign, budgets))
-        return tuple(usages)
+    def _measured(self, measure: Measure, read: Callable[[Device], Usage]) -> Measured:
+        usages, unread = [], []
+        for name in measure.devices:
+            try:
+                usages.append(read(self._devices[name]))
+            except DeviceError as exc:
+                unread.append(Unread(name, str(exc)))
+        headrooms = self._headrooms(measure.headrooms)
+        return Measured(measure.asked, tuple(usages), tuple(unread), headrooms)
+
+    def _sum(self, device: Device) -> Usage:
+        return Usage(device.name, device.read().used)
+
+    def _attribute(self, device: Device) -> Usage:
+        used = device.read().used
+        holders = device.holders()
+        owners = self._roster.owners(holders)
+        tenants: dict[str, int] = {}
+        foreign = 0
+        for pid, size in holders.items():
+            if pid in owners:
+                tenants[owners[pid]] = tenants.get(owners[pid], 0) + size
+            elif runs(pid):  # else it ended meanwhile, and its memory with it
+                foreign += size
+        budgets = tuple((tenant, self._roster.budget(tenant, device.name)) for tenant in tenants)
+        return Usage(device.name, used, tuple(sorted(tenants.items())), foreign, budgets)
 
     # -- sessions -------------------------------------------------------------------------------
 
@@ -438,7 +447,10 @@ class Arbiter(TurnsServicer):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(part.pidfd, signal.SIGKILL)
             os.close(part.pidfd)
-        pids = {pid for name in devices for pid in self._devices[name].holders()}
+        pids: set[int] = set()
+        for name in devices:
+            with contextlib.suppress(DeviceError):  # the watch tells it
+                pids |= self._devices[name].holders().keys()
         for pid in pids & self._roster.owners(pids).keys():
             with contextlib.suppress(ProcessLookupError):
                 pidfd = os.pidfd_open(pid)

@@ -4,16 +4,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 
+from claim_phases.node import Device
 from dra_driver import cdi
 from dra_driver.checkpoint import Prepared
 from dra_driver.claims import Claims, PrepareError
-from dra_driver.devices import Device, DeviceError
 from dra_driver.kubelet_api import dra_pb2 as dra
 from dra_driver.kubelet_api import health_pb2 as health
 from dra_driver.kubelet_api import registration_pb2 as registration
@@ -96,9 +96,12 @@ def _devices(prepared: Prepared) -> Iterable[dra.Device]:
 
 
 class Health(DRAResourceHealthServicer):
-    """Streams the whole list each time. A parked tenant is healthy; this is for real faults."""
+    """Streams the whole list each time: the arbiter's record of them, which its watch keeps.
 
-    def __init__(self, pool: str, devices: Sequence[Device]) -> None:
+    A parked tenant is healthy; this is for real faults.
+    """
+
+    def __init__(self, pool: str, devices: Collection[Device]) -> None:
         self._pool = pool
         self._devices = devices
 
@@ -110,17 +113,12 @@ class Health(DRAResourceHealthServicer):
             await asyncio.sleep(HEALTH_EVERY_S)
 
     def _health(self, device: Device) -> health.DeviceHealth:
-        state, message = health.HEALTHY, ""
-        try:
-            device.read()
-        except DeviceError as exc:
-            state, message = health.UNHEALTHY, str(exc)
         return health.DeviceHealth(
             device=health.DeviceIdentifier(pool_name=self._pool, device_name=device.name),
-            health=state,
+            health=health.UNHEALTHY if device.failed else health.HEALTHY,
             last_updated_time=int(time.time()),
             health_check_timeout_seconds=HEALTH_TIMEOUT_S,
-            message=message,
+            message=device.failed,
         )
 
 

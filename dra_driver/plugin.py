@@ -152,7 +152,7 @@ async def _serve(
     async with cluster.connected(me.node) as api:
         roster = PodRoster(state.node, checkpoint.get, api, _host_memory())
         teller = Teller(api, state.node, me.node, checkpoint, time.monotonic)
-        sizes = {name: device.read().total for name, device in devices.items()}
+        sizes = {name: device.total for name, device in state.node.devices.items()}
         publisher = Publisher(api, state.node, me.node, sizes)
 
         def listen(what: Told) -> None:
@@ -187,7 +187,7 @@ async def _serve(
             )
             await claims.resume()
             plugin = kubelet.Plugin(claims)
-            health = kubelet.Health(me.node, list(devices.values()))
+            health = kubelet.Health(me.node, state.node.devices.values())
             async with kubelet.serving(layout, me.instance, plugin, health):
                 told = asyncio.create_task(teller.run())
                 published = asyncio.create_task(publisher.run(tell))

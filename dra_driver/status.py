@@ -31,6 +31,12 @@ NOTICES_MAX: Final = 100
 """Events that may wait to be told; more are dropped, and that is logged."""
 
 _WARNINGS: Final = frozenset(ConditionKind) - {ConditionKind.CLEARED, ConditionKind.REFUSED}
+_OF_STATUS: Final = {
+    ConditionKind.ESCALATED,
+    ConditionKind.DEVICE_FAILED,
+    ConditionKind.CLEARED,
+}
+"""Those that a claim's status tells of."""
 _NOTE_MAX: Final = 1024  # bytes: events.k8s.io/v1
 
 
@@ -65,6 +71,8 @@ def _device(
     tenants = sorted(node.on(result.device), key=lambda tenant: tenant.name)
     holder = next((tenant for tenant in tenants if tenant.phase in HOLDING), None)
     held = {"type": "Held", "status": "False", "reason": "Free", "message": "nobody has the turn"}
+    if failed := node.devices[result.device].failed:
+        held |= {"reason": ConditionKind.DEVICE_FAILED.value, "message": f"no turn: {failed}"}
     if holder is not None:
         held |= {"status": "True", "reason": holder.phase.value, "message": _told(holder)}
     since = now.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -156,7 +164,7 @@ class Teller:
             case Condition() if self._is_repeated(what):
                 pass
             case Condition():
-                if what.kind is ConditionKind.ESCALATED:
+                if what.kind in _OF_STATUS:
                     self._changed.set()
                 try:
                     self._notices.put_nowait(

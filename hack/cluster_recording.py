@@ -17,6 +17,7 @@ from hack.cluster_node import TANDEM, Node
 from tandem import local, run_files
 from tandem.local_view import LocalView
 from tandem.run_files import Condition, Progress, RunFileError
+from tandem.verdict import VOID
 
 STALL_S: Final = 900.0
 """The longest time without an iteration; before the first one the engine starts."""
@@ -132,7 +133,7 @@ class Recording:
         for record in [record for tail in self._tails for record in tail.read()]:
             self._view.feed(record)
             match record:
-                case Condition(condition="Intruder" | "ForeignMemory" | "Faulted"):
+                case Condition() if record.condition in VOID:
                     self._void = self._void or record
                 case Progress():
                     self._moved = time.monotonic()

@@ -28,6 +28,7 @@ from tandem.config import LocalConfig, TenantConfig
 from tandem.local_view import LocalView
 from tandem.results import CONFIG, RUN
 from tandem.run_files import ArbiterStart, Condition, PhaseChange, RunFileError
+from tandem.verdict import VOID
 
 SAMPLING_MS: Final = 100
 LIBRARY: Final = "TANDEM_SIMDEVICE_LIBRARY"
@@ -409,7 +410,7 @@ class _Inside:
         for record in records:
             self._view.feed(record)
             match record:
-                case Condition(condition="Intruder" | "ForeignMemory" | "Faulted"):
+                case Condition() if record.condition in VOID:
                     self._void = self._void or record
                 case PhaseChange():
                     self._phases[record.tenant] = record.after

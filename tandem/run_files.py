@@ -90,6 +90,7 @@ class Condition:
     t: float
     condition: Literal[
         "Cleared",
+        "DeviceFailed",
         "Escalated",
         "Overstayed",
         "Faulted",

@@ -25,7 +25,8 @@ _RESIDENT = frozenset({Phase.YIELDED, Phase.QUIESCING, Phase.RELEASING, Phase.VE
 _MOVING = (TURN | _RESIDENT | {Phase.FAULTED}) - {Phase.YIELDED}
 """In these a tenant's memory comes and goes; elsewhere it stands still."""
 
-_VOID: Final = ("Intruder", "ForeignMemory", "Faulted")
+VOID: Final = ("Intruder", "ForeignMemory", "Faulted", "DeviceFailed")
+"""A run in which one of these was told counts no more."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _conditions(conditions: Sequence[Condition], begin: float) -> Iterator[str]:
     told = set()
     for condition in conditions:
         about = (condition.condition, condition.tenant, condition.device)
-        if condition.condition in _VOID and about not in told:
+        if condition.condition in VOID and about not in told:
             told.add(about)
             yield f"{condition.condition}: {condition.message} (at {condition.t - begin:.2f} s)"
 

@@ -18,7 +18,7 @@ class Device(Protocol):
     name: str
 
     def read(self) -> Reading:
-        """Raises DeviceError."""
+        """Raises DeviceError: then what tenants have on the device counts as lost."""
 
     def holders(self) -> dict[int, int]:
         """Bytes of this device that each process maps, by pid; only processes that map any.

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ DEVICE_SIZE = 16 << 20
 # Holds a child until a line comes, so that it is registered before its first instruction.
 _GATE = ["/bin/sh", "-c", 'read -r _ && exec "$@"', "gate"]
 _USER_NAMESPACE = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+_ENTER_USER_NAMESPACE = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
 _MOUNT = 'for d in $0; do mount -t tmpfs -o size=%d tandem "$d" || exit; done; exec "$@"'
 
 
@@ -212,9 +213,14 @@ class Node:
         return self.folder / "state" / "turns.journal"
 
     def arbiter(
-        self, *arguments: str, module: str = "dra_driver", ready: bool = True, **options: Any
+        self,
+        *arguments: str,
+        module: str = "dra_driver",
+        ready: bool = True,
+        absent: Collection[str] = (),
+        **options: Any,
     ) -> Child:
-        """Start the arbiter, and wait until it arbitrates."""
+        """Start the arbiter, without those devices, and wait until it arbitrates."""
         file = self.folder / "node.json"
         node = {
             "state_dir": str(self.folder / "state"),
@@ -226,12 +232,25 @@ class Node:
         }
         file.write_text(json.dumps(node))
         unshare = ["unshare", "--mount", *_USER_NAMESPACE, "/bin/sh", "-c", _MOUNT % DEVICE_SIZE]
-        devices = " ".join(map(str, self.devices.values()))
+        present = (path for name, path in self.devices.items() if name not in absent)
+        devices = " ".join(map(str, present))
         command = [sys.executable, "-m", module, "--node", str(file), *arguments]
         child = self._start([*unshare, devices, *command], stderr=subprocess.STDOUT, **options)
         if ready:
             self.arbitrates(child)
         return child
+
+    def break_device(self, arbiter: Child, name: str) -> None:
+        """The arbiter sees another tmpfs where the device's was: it cannot be measured."""
+        self._in_its_namespace(arbiter, "mount", "-t", "tmpfs", "broken", str(self.devices[name]))
+
+    def mend_device(self, arbiter: Child, name: str) -> None:
+        """The device's own tmpfs is back, with what it holds."""
+        self._in_its_namespace(arbiter, "umount", str(self.devices[name]))
+
+    def _in_its_namespace(self, arbiter: Child, *command: str) -> None:
+        enter = ["nsenter", "--target", str(arbiter.pid), "--mount", *_ENTER_USER_NAMESPACE]
+        subprocess.run([*enter, *command], check=True, timeout=WITHIN_S)
 
     def arbitrates(self, arbiter: Child) -> None:
         """Wait until an arbiter that was started serves."""

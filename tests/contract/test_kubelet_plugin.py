@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
+from claim_phases.node import Device
 from dra_driver import kubelet, mounts
 from dra_driver.checkpoint import Checkpoint, CheckpointError
 from dra_driver.claims import Claims
@@ -72,6 +73,7 @@ class Host:
     asked: int = 0
     away: int = 0
     patience_s: float = 0.0
+    device: Device = field(default_factory=lambda: Device("gpu-0", 4 * MIB))
 
     def has(self, claim: dict[str, Any]) -> dra.Claim:
         """The API server has this claim; the kubelet's word for it."""
@@ -152,8 +154,7 @@ async def driver(host: Host, instance: str = "pod-1") -> AsyncIterator[Kubelet]:
         host.patience_s,
     )
     await claims.resume()
-    devices = [SimulatedDevice("gpu-0", layout.device("gpu-0"))]
-    plugin, watch = kubelet.Plugin(claims), kubelet.Health("node-1", devices)
+    plugin, watch = kubelet.Plugin(claims), kubelet.Health("node-1", [host.device])
     async with kubelet.serving(layout, instance, plugin, watch):
         register = layout.registry / f"tandem-gpu.io-{instance}-reg.sock"
         # The kubelet's authority (k/k#112597).
@@ -366,20 +367,20 @@ async def test_what_was_not_finished_is_swept_away(host: Host) -> None:
         assert host.mounted() == set()
 
 
-async def test_a_device_that_cannot_be_measured_is_unhealthy(host: Host) -> None:
+async def test_a_device_that_failed_is_unhealthy_until_it_is_back(host: Host) -> None:
     async with driver(host) as node:
         stub = DRAResourceHealthStub(node.channel)
-        call = stub.NodeWatchResources(health.NodeWatchResourcesRequest())
-        (device,) = (await anext(aiter(call))).devices
-        assert (device.device.pool_name, device.device.device_name) == ("node-1", "gpu-0")
-        assert device.health == health.HEALTHY
-        call.cancel()
-        mounts.unmount(host.layout.device("gpu-0"))
-        call = stub.NodeWatchResources(health.NodeWatchResourcesRequest())
-        (device,) = (await anext(aiter(call))).devices
-        assert device.health == health.UNHEALTHY
-        assert "was unmounted or replaced" in device.message
-        call.cancel()
+        for failed, state in [
+            ("", health.HEALTHY),
+            ("device gpu-0: it fell off the bus", health.UNHEALTHY),
+            ("", health.HEALTHY),
+        ]:
+            host.device.failed = failed
+            call = stub.NodeWatchResources(health.NodeWatchResourcesRequest())
+            (told,) = (await anext(aiter(call))).devices
+            assert (told.device.pool_name, told.device.device_name) == ("node-1", "gpu-0")
+            assert (told.health, told.message) == (state, failed)
+            call.cancel()
 
 
 def test_a_mount_that_is_there_keeps_what_it_holds(host: Host) -> None:

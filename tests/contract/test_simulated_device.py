@@ -381,7 +381,7 @@ def test_a_device_that_went_away_is_an_error(run: Run) -> None:
         """
 from dra_driver.devices import DeviceError
 subprocess.run(["umount", os.environ["SIMDEVICE_DIR"]], check=True)
-for broken in (used, lambda: SimulatedDevice("gpu0", Path(os.environ["SIMDEVICE_DIR"]))):
+for broken in (used, SimulatedDevice("gpu0", Path(os.environ["SIMDEVICE_DIR"])).read):
     try:
         broken()
     except DeviceError as exc:

@@ -32,6 +32,15 @@ def one_turn_on_a_device(world: "World") -> None:
             raise Violation(f"{holders} have turns on {device}")
 
 
+def no_turn_on_a_failed_device(world: "World") -> None:
+    """Whose device is known to have failed has no turn, and is told; nor does it wait to resume."""
+    if world.turns is None:
+        return
+    for tenant in world.node.tenants.values():
+        if tenant.phase in (*TURN, Phase.YIELDED) and world.node.failed(tenant):
+            raise Violation(f"{tenant.name} is {tenant.phase} on a device that failed")
+
+
 def resident_within_the_device(world: "World") -> None:
     """What is resident never exceeds the device."""
     for device, total in world.spec.devices:
@@ -92,6 +101,7 @@ def taints_have_a_cause(world: "World") -> None:
 
 INVARIANTS = (
     one_turn_on_a_device,
+    no_turn_on_a_failed_device,
     resident_within_the_device,
     aside_is_aside,
     stored_is_live,

@@ -102,8 +102,9 @@ class Agent:
 
 @dataclass(frozen=True)
 class Truth:
-    """Who held what at one moment: bytes by (tenant, device), of strangers, and of nobody; and who
-    had not the host memory to park.
+    """Who held what at one moment: bytes by (tenant, device), of strangers, and of nobody.
+
+    `cramped`: who had not the host memory to park; `broken`: devices that could not be read then.
     """
 
     tenants: dict[tuple[str, str], int]
@@ -111,6 +112,7 @@ class Truth:
     strangers: dict[str, int]
     lagging: dict[str, int]
     cramped: frozenset[str]
+    broken: frozenset[str]
 
     def used(self, device: str) -> int:
         mine = sum(size for (_, name), size in self.tenants.items() if name == device)

@@ -22,7 +22,7 @@ The commands:
   `for=b`, as above
 - `measured gpu0 used=40 a=40 foreign=0`: the answer to the oldest open question about these
   devices; owners only where the machine asked for them; `left=a:30/100`: of a's host memory,
-  where it asked for that and there is a limit
+  where it asked for that and there is a limit; `failed=gpu0`: that could not be read
 - `fire lease a`: the timer runs out, and the clock goes on to that moment
 - `lost a`: its session broke; `gone a`, `gone a life=1`: all processes of that life ended
 - `restart`: the arbiter dies, and another begins with what is stored
@@ -61,6 +61,7 @@ from claim_phases.events import (
     Tell,
     Timer,
     TimerKind,
+    Unread,
     Usage,
 )
 from claim_phases.messages import Hello, TenantMessage
@@ -186,7 +187,7 @@ class Script:
         named = dict(zip((f.name for f in fields(cls)), values, strict=False))
         return self._take(Said(name, cls(**_values(cls, named | options)), behalf))
 
-    def _do_measured(self, *devices: str, **held: str) -> list[str]:
+    def _do_measured(self, *devices: str, failed: str = "", **held: str) -> list[str]:
         ask = next((ask for ask in self.asked if ask.devices == devices), None)
         if ask is None:
             raise ValueError(f"that was not asked for; open: {self.asked}")
@@ -195,19 +196,22 @@ class Script:
         if {headroom.tenant for headroom in headrooms} - set(ask.headrooms):
             raise ValueError("the machine asked for the host memory of others, or none")
         sizes = {owner: int(size) * MIB for owner, size in held.items()}
-        used = sizes.pop("used")
+        broken = failed.split(",") if failed else []
+        unread = tuple(Unread(name, "it does not answer") for name in broken)
+        devices = tuple(name for name in devices if name not in broken)
+        used = sizes.pop("used") if devices else 0
         if not ask.attribute:
             if sizes:
                 raise ValueError("the machine asked for the sum alone")
             sums = tuple(Usage(d, used) for d in devices)
-            return self._take(Measured(ask.asked, sums, headrooms))
+            return self._take(Measured(ask.asked, sums, unread, headrooms))
         foreign = sizes.pop("foreign", 0)
         owners = tuple(sorted(sizes.items()))
         usages = tuple(
             Usage(device, used, owners, foreign, tuple((o, self._budget(o, device)) for o in sizes))
             for device in devices
         )
-        return self._take(Measured(ask.asked, usages, headrooms))
+        return self._take(Measured(ask.asked, usages, unread, headrooms))
 
     def _budget(self, name: str, device: str) -> int:
         who = self.members[name]
@@ -244,6 +248,11 @@ class Script:
             *(
                 f"{name} is tainted {', '.join(f'{one.reason}:{one.effect}' for one in taints)}"
                 for name, taints in tainted(self.node).items()
+            ),
+            *(
+                f"{device.name} failed: {device.failed}"
+                for device in self.node.devices.values()
+                if device.failed
             ),
         ]
 

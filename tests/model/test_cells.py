@@ -22,6 +22,7 @@ from claim_phases.events import (
     Said,
     Timer,
     TimerKind,
+    Unread,
     Usage,
 )
 from claim_phases.messages import Acquire, Hello, TenantMessage
@@ -188,6 +189,9 @@ def readings() -> Iterator[tuple[str, Row]]:
     yield "by owner, overtaken *", reading(40, asked=0, trainer=40)
     yield "by owner, a stranger's", reading(43, trainer=3, foreign=40)
     yield "by owner, nobody's", reading(43, trainer=3)
+    unread = (Unread("gpu0", "it does not answer"),)
+    yield "device failed", lambda _: Measured(NEVER, (), unread)
+    yield "device failed, overtaken *", lambda _: Measured(0, (), unread)
 
 
 ROWS = rows()

@@ -129,6 +129,7 @@ class Chaos(RuleBasedStateMachine):
             found += [("stranger", device, size) for size in (1, 30, 100)]
             if world.strangers.get(device):
                 found.append(("stranger", device, 0))
+            found.append(("breakdown", device))
         for name, agent in world.agents.items():
             if not agent.alive:
                 continue

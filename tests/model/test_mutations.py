@@ -15,6 +15,7 @@ from claim_phases.events import (
     Headroom,
     Measured,
     Said,
+    Unread,
     Usage,
 )
 from claim_phases.judge import Judge
@@ -63,7 +64,7 @@ class GrantsUnmeasured(Mutant):
 
 
 class _OldReadings(Judge):
-    def _counts(self, usage: Usage, asked: int) -> bool:
+    def _counts(self, answer: Usage | Unread, asked: int) -> bool:
         return True
 
 
@@ -324,6 +325,49 @@ class _Trusting(Judge):
         pass
 
 
+class TakesUnreadForEmpty(Mutant):
+    """Takes a device that could not be read for one that nobody uses."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._judge = _Hopeful(node, self._do)
+
+
+class _Hopeful(Judge):
+    def measured(self, event: Measured) -> None:
+        empty = tuple(Usage(unread.device, 0) for unread in event.unread)
+        super().measured(Measured(event.asked, (*event.usages, *empty)))
+
+
+class KeepsTurnsOnFailedDevices(Mutant):
+    """Notes that a device failed, and tells none of its tenants."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._judge = _Indifferent(node, self._do)
+
+
+class _Indifferent(Judge):
+    def _failed(self, device: Device, reason: str) -> None:
+        device.failed, device.changed = reason, self._node.seq
+
+
+class LostIsParked(Mutant):
+    """Takes what a tenant held on a device that failed for gone."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._judge = _Forgetful(node, self._do)
+
+
+class _Forgetful(Judge):
+    def _failed(self, device: Device, reason: str) -> None:
+        super()._failed(device, reason)
+        for tenant in self._node.on(device.name):
+            if tenant.phase is Phase.FAULTED:
+                self._do.free(tenant)
+
+
 class IgnoresRoom(Mutant):
     """Grants without a look at what is in use."""
 
@@ -534,6 +578,18 @@ SEEDED = {
     "has no deadlines": Seeded("stuck", pair(1), Faults(cheats=1), HasNoDeadlines),
     "sees no intruders": Seeded("stuck", pair(1), Faults(intrusions=1), SeesNoIntruders),
     "sees no strangers": Seeded("stuck", pair(1), Faults(strangers=1), SeesNoStrangers),
+    "takes the unread for empty": Seeded(
+        "a was granted gpu0, which could not be measured",
+        pair(1),
+        Faults(breakdowns=1),
+        TakesUnreadForEmpty,
+    ),
+    "keeps turns on failed devices": Seeded(
+        "on a device that failed", pair(1), Faults(breakdowns=1, looks=1), KeepsTurnsOnFailedDevices
+    ),
+    "the lost is parked": Seeded(
+        "a is Parked and holds 60", pair(1), Faults(breakdowns=1, looks=1), LostIsParked
+    ),
     "ignores room": Seeded(
         "a was granted where 60 of gpu0 are in use", pair(1), Faults(strangers=1), IgnoresRoom
     ),

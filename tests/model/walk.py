@@ -28,6 +28,7 @@ class Faults:
     cheats: int = 0
     lags: int = 0
     strangers: int = 0  # arrivals and departures
+    breakdowns: int = 0  # of devices, and their return
     intrusions: int = 0
     cancels: int = 0
     crowds: int = 0  # of a tenant's host memory, that come or leave
@@ -192,6 +193,7 @@ def _faults(world: World, faults: Faults) -> Iterator[Move]:
                 yield from fault("echoes", "echo", name, way, index)
     for device, _ in world.spec.devices:
         yield from fault("strangers", "stranger", device, 0 if device in world.strangers else 60)
+        yield from fault("breakdowns", "breakdown", device)
 
 
 # -- states -----------------------------------------------------------------------------------
@@ -227,6 +229,7 @@ def _key(state: _State) -> Key:
         tuple(_agent_key(agent, rank) for agent in world.agents.values()),
         tuple(sorted(world.strangers.items())),
         tuple(sorted(world.lagging.items())),
+        world.broken,
         tuple(sorted(_scan_key(world, scan) for scan in world.scans)),
         world.ran,
     )
@@ -242,7 +245,9 @@ def _node_key(world: World, rank: dict[int, int]) -> Key:
     return (
         rank[node.epoch],
         tuple(node.queue),
-        tuple((d.foreign, d.whose, d.unseen, d.early) for d in node.devices.values()),
+        tuple(
+            (d.foreign, d.whose, d.unseen, d.early, bool(d.failed)) for d in node.devices.values()
+        ),
         tuple(sorted(_tenant_key(node, tenant, rank) for tenant in node.tenants.values())),
         live,
     )
@@ -284,7 +289,10 @@ def _stored_key(stored: dict[str, Any], rank: dict[int, int]) -> Key:
         rank[stored["epoch"]],
         tuple(stored["queue"]),
         tuple(
-            (device["foreign"], device["whose"], device["unseen"], device["early"])
+            (
+                *(device["foreign"], device["whose"], device["unseen"], device["early"]),
+                bool(device["failed"]),
+            )
             for device in stored["devices"].values()
         ),
         tuple(
@@ -380,4 +388,7 @@ def _scan_key(world: World, scan: Scan) -> Key:
             tuple((one.tenant, one.left) for one in scan.answer.headrooms),
         )
         for usage in scan.answer.usages
+    ) + tuple(
+        (unread.device, scan.answer.asked >= devices[unread.device].changed)
+        for unread in scan.answer.unread
     )

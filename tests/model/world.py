@@ -35,6 +35,7 @@ from claim_phases.events import (
     Tell,
     Timer,
     TimerKind,
+    Unread,
     Usage,
 )
 from claim_phases.messages import (
@@ -93,6 +94,7 @@ class World:
         }
         self.strangers: dict[str, int] = {}
         self.lagging: dict[str, int] = {}
+        self.broken: frozenset[str] = frozenset()
         self.timers: dict[tuple[TimerKind, str], tuple[Timer, float]] = {}
         self.scans: tuple[Scan, ...] = ()
         self.now = 0.0
@@ -132,17 +134,19 @@ class World:
         }
         extras = {agent.name: agent.extra for agent in self.agents.values()}
         cramped = frozenset(agent.name for agent in self.agents.values() if not agent.can_park)
-        return Truth(held, extras, dict(self.strangers), dict(self.lagging), cramped)
+        strangers, lagging = dict(self.strangers), dict(self.lagging)
+        return Truth(held, extras, strangers, lagging, cramped, self.broken)
 
     def room(self, device: str) -> int:
         """Free bytes of a device."""
         return dict(self.spec.devices)[device] - self.truth().used(device)
 
-    def _read(self, devices: tuple[str, ...], truth: Truth, *, attribute: bool) -> list[Usage]:
+    def _read(self, ask: Measure, truth: Truth) -> Measured:
         usages = []
-        for device in devices:
+        readable = [device for device in ask.devices if device not in truth.broken]
+        for device in readable:
             used = truth.used(device)
-            if attribute:
+            if ask.attribute:
                 tenants = tuple(
                     sorted(
                         (name, size)
@@ -155,7 +159,9 @@ class World:
                 usages.append(Usage(device, used, tenants, foreign, budgets))
             else:
                 usages.append(Usage(device, used))
-        return usages
+        unread = tuple(Unread(name, "broken") for name in ask.devices if name in truth.broken)
+        headrooms = tuple(map(self._headroom, ask.headrooms))
+        return Measured(ask.asked, tuple(usages), unread, headrooms)
 
     def _headroom(self, name: str) -> Headroom:
         agent = self.agents[name]
@@ -233,11 +239,10 @@ class World:
                 if isinstance(message, Granted):
                     self.highest = max(self.highest, message.epoch)
                 self._crash_point()
-            case Measure(devices, attribute, asked, headrooms):
+            case Measure():
                 truth = self.truth()
-                usages = tuple(self._read(devices, truth, attribute=attribute))
-                answer = Measured(asked, usages, tuple(map(self._headroom, headrooms)))
-                if attribute:
+                answer = self._read(effect, truth)
+                if effect.attribute:
                     self.scans += (Scan(answer, truth),)
                 else:
                     pending.append((answer, truth))
@@ -305,6 +310,8 @@ class World:
         if name in seen.cramped and life not in self.ran:
             raise Violation(f"{name} was granted its first turn, and could not park again")
         for device in spec.devices:
+            if device in seen.broken:
+                raise Violation(f"{name} was granted {device}, which could not be measured")
             limit = own if self._ahead.get(name) else spec.residual
             for other in self.node.on(device):
                 if other.name == name:
@@ -338,7 +345,9 @@ class World:
             ):
                 continue
             for first in before[:index]:
-                if first in node.queue and node.tenants[first] in node.beside(node.tenants[name]):
+                if first not in node.queue or node.failed(node.tenants[first]):
+                    continue
+                if node.tenants[first] in node.beside(node.tenants[name]):
                     raise Violation(f"{name} was granted before {first}, which came first")
 
     def _check_loss(self, event: Event, effects: list[Effect], phases: dict[str, Phase]) -> None:
@@ -685,6 +694,10 @@ class World:
         if size := min(size, self.room(device)):
             self.strangers[device] = size
 
+    def _do_breakdown(self, device: str) -> None:
+        """A device cannot be read from now on, or can be again; what is on it stays."""
+        self.broken ^= {device}
+
     def _do_intrude(self, name: str) -> None:
         agent = self.agents[name]
         room = min(self.room(device) for device in agent.spec.devices)
@@ -734,6 +747,7 @@ class World:
             agent.turns_left = 0
             agent.echoes = ()
         self.strangers.clear()
+        self.broken = frozenset()
         end = self.now + seconds
         busy = 0
         while True:

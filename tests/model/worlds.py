@@ -71,6 +71,18 @@ def wide() -> Spec:
     return Spec((("gpu0", 100), ("gpu1", 100)), (a, b, w), 1)
 
 
+def beside_a_wide_one() -> Spec:
+    """A tenant of two devices, and one on the second of them."""
+    spec = wide()
+    return replace(spec, tenants=spec.tenants[1:])
+
+
+def alone() -> Spec:
+    """One tenant."""
+    spec = pair(2)
+    return replace(spec, tenants=spec.tenants[:1])
+
+
 WORLDS: dict[str, tuple[Spec, Faults]] = {
     "two turns each": (pair(2), Faults(looks=1)),
     "room for both": (residents(), Faults(looks=1)),
@@ -84,6 +96,9 @@ WORLDS: dict[str, tuple[Spec, Faults]] = {
     "a release that is none": (pair(1), Faults(cheats=1, breaks=1, looks=1)),
     "accounting lags": (pair(1), Faults(lags=1, timeouts=1)),
     "a stranger comes and leaves": (pair(1), Faults(strangers=2, looks=1)),
+    "a device fails and comes back": (pair(1), Faults(breakdowns=2, looks=1)),
+    "one of two devices fails": (beside_a_wide_one(), Faults(breakdowns=1, looks=1)),
+    "a tenant of a failed device dies": (alone(), Faults(breakdowns=2, deaths=1, looks=1)),
     "a tenant intrudes": (pair(1), Faults(intrusions=1, looks=1)),
     "messages come again": (pair(1), Faults(echoes=1)),
     "waits are given up": (pair(2), Faults(cancels=1)),

@@ -63,6 +63,29 @@ def test_a_claim_names_the_pod_that_is_to_be_evicted() -> None:
     assert evict() == [None, "uid-trainer"]
 
 
+def test_a_claim_tells_that_its_device_failed_and_who_still_holds_it() -> None:
+    about = node(Phase.PARKED, Phase.WAITING)
+    about.devices["gpu-0"].failed = "device gpu-0: XID 79"
+
+    def held() -> tuple[str, str, str]:
+        (device,) = claim_status(CLAIM, about, NOW, None)["status"]["devices"]
+        (told,) = device["conditions"]
+        return told["status"], told["reason"], told["message"]
+
+    assert held() == ("False", "DeviceFailed", "no turn: device gpu-0: XID 79")
+    about.tenants["team-a/trainer"].phase = Phase.FAULTED
+    assert held() == ("True", "Faulted", "team-a/trainer (trainer) is Faulted in epoch 8")
+
+
+@pytest.mark.parametrize("kind", [ConditionKind.DEVICE_FAILED, ConditionKind.CLEARED])
+async def test_a_failed_device_and_its_return_are_told_in_the_claims_status(
+    kind: ConditionKind,
+) -> None:
+    teller = Teller(Api(), node(Phase.PARKED, Phase.PARKED), "n", [CLAIM], lambda: 0.0)
+    teller.note(Condition(kind, "gpu-0", device="gpu-0"))
+    assert teller._changed.is_set()
+
+
 def test_a_condition_keeps_the_time_of_its_last_transition() -> None:
     first = claim_status(CLAIM, node(Phase.RUNNING, Phase.PARKED), NOW, None)
     later = NOW + timedelta(seconds=9)

@@ -35,6 +35,7 @@ from claim_phases.events import (
     Timer,
     TimerKind,
     Told,
+    Unread,
     Usage,
 )
 from claim_phases.messages import (
@@ -90,6 +91,7 @@ class Scene:
         self.node = Node("a-boot", devices)
         self.members = {who.tenant: who for who in members}
         self.held = {(name, STRANGER): baseline for name in names}  # MiB by device and owner
+        self.broken: set[str] = set()
         self.now = 100.0
         self.asked: list[Measure] = []
         self.timers: dict[tuple[TimerKind, str], tuple[float, Timer]] = {}
@@ -153,10 +155,14 @@ class Scene:
     def reading(self) -> Measured:
         """Read for the oldest open question, now; the scenario says when the machine hears it."""
         ask = self.asked.pop(0)
-        usages = tuple(self._usage(device, ask.attribute) for device in ask.devices)
         limited = [name for name in ask.headrooms if name in self.left]
-        left = tuple(Headroom(name, self.left[name] * MIB, 512 * MIB) for name in limited)
-        return Measured(ask.asked, usages, left)
+        sound = [device for device in ask.devices if device not in self.broken]
+        return Measured(
+            ask.asked,
+            tuple(self._usage(device, ask.attribute) for device in sound),
+            tuple(Unread(device, "XID 79") for device in ask.devices if device in self.broken),
+            tuple(Headroom(name, self.left[name] * MIB, 512 * MIB) for name in limited),
+        )
 
     def _usage(self, device: str, attribute: bool) -> Usage:
         here = {owner: mib * MIB for (name, owner), mib in self.held.items() if name == device}
@@ -1417,6 +1423,182 @@ def test_a_timer_that_was_overtaken_changes_nothing() -> None:
         assert it.state() == before
 
 
+# -- a device that fails ------------------------------------------------------------------------
+
+LOST = "gpu0 failed (XID 79): what it held there is lost"
+WATCH_S = LIMITS.watch_s
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.FAULTED])
+def test_whoever_has_memory_on_a_device_that_fails_is_told_that_it_is_lost(phase: Phase) -> None:
+    it = trainer_in(phase)
+    it.asked.clear()
+    it.conditions()
+    it.broken.add("gpu0")
+    it.wait(WATCH_S)
+    told, *of_tenants = it.conditions()
+    assert (told.kind, told.device, told.message) == (
+        ConditionKind.DEVICE_FAILED,
+        "gpu0",
+        "gpu0 failed (XID 79): no turn is granted on it until it answers again",
+    )
+    loser = "rollout" if phase in (Phase.PARKED, Phase.WAITING) else "trainer"
+    if phase is Phase.VERIFYING:  # it has parked, and stays so until that can be measured
+        assert (it.phase("trainer"), of_tenants) == (Phase.VERIFYING, [])
+        return
+    assert [(one.kind, one.tenant) for one in of_tenants] == [(ConditionKind.FAULTED, loser)]
+    assert it.phase(loser) is Phase.FAULTED
+    assert TurnLost(it.epoch(loser), LOST) in it.heard(loser)
+
+
+def test_a_failure_is_told_once_and_so_is_the_return() -> None:
+    it = trainer_in(Phase.RUNNING)
+    it.broken.add("gpu0")
+    it.wait(10 * WATCH_S)
+    it.broken.clear()
+    it.wait(10 * WATCH_S)
+    kinds = [one.kind for one in it.conditions() if one.device == "gpu0"]
+    assert kinds == [ConditionKind.DEVICE_FAILED, ConditionKind.CLEARED]
+
+
+def test_a_failed_device_is_read_with_the_watch_and_not_more_often() -> None:
+    it = trainer_in(Phase.VERIFYING)
+    it.broken.add("gpu0")
+    it.answer()
+    it.acquire("trainer")
+    assert it.asked == []
+    asked = []
+    for timer in sorted(it.timers):
+        it.step(Fired(it.timers[timer][1]))
+        asked += [(timer[0], ask.attribute) for ask in it.asked]
+        it.answer()
+    assert asked == [(TimerKind.WATCH, True)]
+
+
+def test_nothing_is_granted_on_a_device_that_fails_in_the_measurement_for_it() -> None:
+    it = scene()
+    it.acquire("rollout")
+    it.broken.add("gpu0")
+    it.answer()
+    assert it.phase("rollout") is Phase.WAITING
+    it.wait(LIMITS.blocked_s)
+    assert it.refusal("rollout") == "gpu0 failed (XID 79)"
+    it.acquire("rollout")
+    it.broken.clear()
+    it.wait(WATCH_S)
+    assert it.phase("rollout") is Phase.RESTORING
+
+
+@pytest.mark.parametrize("parks", ["before it is back", "after it"])
+def test_a_loser_that_lives_holds_until_its_device_is_back_and_measured_free(parks: str) -> None:
+    it = trainer_in(Phase.RELEASING)
+    it.broken.add("gpu0")
+    it.wait(WATCH_S)
+    if parks == "before it is back":
+        it.park("trainer", keeps=3)
+    it.wait(LIMITS.blocked_s)
+    assert it.refusal("rollout") == "gpu0 failed (XID 79)"
+    assert it.phase("trainer") in (Phase.VERIFYING, Phase.FAULTED)
+    it.broken.clear()
+    it.wait(WATCH_S)
+    it.acquire("rollout")
+    it.answer()
+    if parks == "after it":
+        assert it.phase("rollout") is Phase.WAITING
+        it.park("trainer", keeps=3)
+        it.answer()
+    assert (it.phase("trainer"), it.phase("rollout")) == (Phase.PARKED, Phase.RESTORING)
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("dies_first", [False, True])
+def test_the_dead_hold_nothing_of_a_failed_device(phase: Phase, *, dies_first: bool) -> None:
+    it = trainer_in(phase)
+    it.asked.clear()
+    it.broken.add("gpu0")
+    if not dies_first:
+        it.wait(WATCH_S)
+    it.end("trainer")
+    it.wait(WATCH_S)
+    assert set(it.node.tenants) == {"rollout"}
+    assert it.phase("rollout") not in TURN
+
+
+def test_a_new_life_on_a_failed_device_is_parked_at_once() -> None:
+    it = trainer_in(Phase.RUNNING)
+    it.broken.add("gpu0")
+    it.wait(WATCH_S)
+    it.heard("trainer")
+    it.members["trainer"] = replace(TRAINER, incarnation="trainer, life 2")
+    it.hold("trainer", 0)
+    it.hello("trainer", request=9)
+    assert it.phase("trainer") is Phase.WAITING
+    it.broken.clear()
+    it.wait(WATCH_S)
+    assert it.phase("rollout") is Phase.RESTORING  # it came first
+
+
+def test_a_reading_from_before_the_failure_does_not_end_it() -> None:
+    it = trainer_in(Phase.RUNNING)
+    it.step(Fired(it.timers[TimerKind.WATCH, ""][1]))
+    before = it.reading()
+    it.broken.add("gpu0")
+    it.wait(WATCH_S)
+    it.step(before)
+    assert it.node.devices["gpu0"].failed == "XID 79"
+
+
+def test_a_failed_device_keeps_a_wide_tenants_other_devices_from_nobody() -> None:
+    wide = member("wide", 80, 1, ("gpu0", "gpu1"))
+    it = scene(wide, member("right", 80, 1, ("gpu1",)))
+    it.broken.add("gpu0")
+    it.wait(WATCH_S)
+    it.acquire("wide")
+    it.run("right")
+    it.acquire("wide")
+    assert it.heard("right") == [Granted(1, it.tenant("right").request)]
+    it.wait(LIMITS.blocked_s)
+    assert it.refusal("wide") == "gpu0 failed (XID 79)"
+
+
+def test_who_waits_for_a_wide_tenant_that_cannot_be_measured_is_told() -> None:
+    wide = member("wide", 80, 1, ("gpu0", "gpu1"))
+    it = scene(wide, member("right", 80, 1, ("gpu1",)))
+    it.run("wide")
+    it.acquire("right")
+    it.leave("wide")
+    it.park("wide", keeps=1)
+    it.broken.add("gpu0")
+    it.answer()
+    it.heard("right")
+    it.wait(LIMITS.blocked_s)
+    words = "wide cannot be measured to have left: gpu0 failed (XID 79)"
+    assert it.refusal("right") == words
+
+
+def test_a_failure_is_known_over_a_restart() -> None:
+    it = trainer_in(Phase.RUNNING)
+    it.broken.add("gpu0")
+    it.wait(WATCH_S)
+    it.restart()
+    assert it.node.devices["gpu0"].failed == "XID 79"
+    it.hello("rollout", Phase.WAITING, 0, request=9)
+    it.heard("rollout")
+    it.wait(LIMITS.blocked_s)
+    assert it.refusal("rollout") == "gpu0 failed (XID 79)"
+
+
+def test_a_device_is_watched_also_when_it_has_no_tenants() -> None:
+    it = Scene(ROLLOUT)
+    it.step(Resumed())
+    it.broken.add("gpu0")
+    it.wait(WATCH_S)
+    assert it.node.devices["gpu0"].failed == "XID 79"
+    it.broken.clear()
+    it.wait(WATCH_S)
+    assert it.node.devices["gpu0"].failed == ""
+
+
 # -- epochs -------------------------------------------------------------------------------------
 
 REPORTS: list[Callable[[int], TenantMessage]] = [
@@ -1653,6 +1835,13 @@ def snapshot() -> dict[str, Any]:
 def test_a_snapshot_of_another_version_is_refused(version: object) -> None:
     with pytest.raises(ValueError, match=rf"state version {version}, this arbiter reads 3"):
         Node.from_json({**snapshot(), "state_version": version})
+
+
+def test_a_snapshot_from_before_devices_could_fail_is_read() -> None:
+    data = snapshot() | {"state_version": 2}
+    for device in data["devices"].values():
+        del device["failed"]
+    assert Node.from_json(data) == Node.from_json(snapshot())
 
 
 @pytest.mark.parametrize("key", sorted(snapshot()))

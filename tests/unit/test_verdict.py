@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+import pytest
+
 from claim_phases.phases import Phase
 from tandem.run_files import (
     ArbiterStart,
@@ -253,13 +255,16 @@ def test_more_resident_than_the_device_holds() -> None:
     assert told == "tenants held 400.0 MiB of gpu0, which has 384.0 MiB, at 1.20 s"
 
 
-def test_conditions_are_told_once_with_their_sentence_and_harmless_ones_not_at_all() -> None:
-    def condition(t: float, kind: Literal["Intruder", "Refused"]) -> Condition:
-        return Condition(t, kind, "rollout", "gpu0", MIB, "rollout uses 1 MiB without a turn")
+@pytest.mark.parametrize("void", ["Intruder", "DeviceFailed"])
+def test_conditions_are_told_once_with_their_sentence_and_harmless_ones_not_at_all(
+    void: Literal["Intruder", "DeviceFailed"],
+) -> None:
+    def condition(t: float, kind: Literal["Intruder", "DeviceFailed", "Refused"]) -> Condition:
+        return Condition(t, kind, "rollout", "gpu0", MIB, "something is wrong")
 
-    conditions = [condition(0.2, "Intruder"), condition(0.3, "Intruder"), condition(0.4, "Refused")]
+    conditions = [condition(0.2, void), condition(0.3, void), condition(0.4, "Refused")]
     assert only(judge(run(HANDOVER, conditions=conditions), RULES)) == (
-        "Intruder: rollout uses 1 MiB without a turn (at 0.20 s)"
+        f"{void}: something is wrong (at 0.20 s)"
     )
 
 
