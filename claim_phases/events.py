@@ -226,6 +226,7 @@ class ConditionKind(StrEnum):
     NOT_TAINTED = "NotTainted"
     SESSION_LOST = "SessionLost"
     NO_ROOM = "NoRoom"
+    RESIDUAL_GROWING = "ResidualGrowing"
     REFUSED = "Refused"
     RESTORE_FAILED = "RestoreFailed"
     CLEARED = "Cleared"

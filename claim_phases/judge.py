@@ -8,6 +8,7 @@ from claim_phases.events import ConditionKind, Headroom, Measured, Unread, Usage
 from claim_phases.messages import Warned
 from claim_phases.node import Device, Node, Tenant
 from claim_phases.phases import HOLDING, Phase, Signal
+from claim_phases.residuals import Trend
 from claim_phases.verdicts import mib
 
 LOSING = HOLDING - {Phase.VERIFYING, Phase.FAULTED} | {Phase.YIELDED}
@@ -141,6 +142,35 @@ class Judge:
         elif tenant.phase is Phase.FAULTED and over is None and (tenant.parked or tenant.gone):
             self._do.tell(ConditionKind.CLEARED, f"{tenant.name} has left its devices", tenant.name)
             self._do.free(tenant)
+        elif tenant.aside and not tenant.ahead and tenant.epoch > tenant.sampled:
+            self._sample(tenant, usages)
+
+    def _sample(self, tenant: Tenant, usages: Mapping[str, Usage]) -> None:
+        """The first attributed reading after a park says what the tenant keeps; does it grow?"""
+        tenant.sampled = tenant.epoch
+        tenant.residuals = {
+            name: tenant.residuals.get(name, Trend()).with_park(usages[name].of(tenant.name) or 0)
+            for name in tenant.who.devices
+        }
+        if tenant.growing:
+            return
+        budget = tenant.budget
+        grows = {name: trend.growth(budget) for name, trend in tenant.residuals.items()}
+        found = [(growth.left, name, growth) for name, growth in grows.items() if growth]
+        if not found:
+            return
+        tenant.growing = True
+        left, name, growth = min(found)
+        self._do.tell(
+            ConditionKind.RESIDUAL_GROWING,
+            f"{tenant.name} keeps more of {name} each time that it parks: from "
+            f"{mib(growth.before)} to {mib(growth.now)} in {growth.parks} measured parks, its "
+            f"residual budget is {mib(budget)}, and in about {left} more it passes that and is at "
+            f"fault: restart it before then",
+            tenant.name,
+            name,
+            growth.now,
+        )
 
     def _judge_headroom(self, headroom: Headroom, asked: int) -> None:
         """Who waits for its first turn, and could not park again after it, waits in vain."""

@@ -6,12 +6,13 @@ from typing import Any, Self, TypeVar
 from claim_phases.escalation import Rung, Step
 from claim_phases.phases import ASIDE, Phase
 from claim_phases.policies import Objectives, PolicyName
+from claim_phases.residuals import Trend
 
 STATE_VERSION = 3
 READ_VERSIONS = (1, 2, 3)
-"""Version 1 has no times and no objectives, 2 nothing of restoring ahead and no failed devices: all
-is as at the beginning. Version 2 does not know what parking takes of the host: nothing is asked of
-who was there before."""
+"""Version 1 has no times and no objectives, 2 nothing of restoring ahead, no failed devices and no
+trends of residuals: what one lacks is as at the beginning. Version 2 does not know what parking
+takes of the host: nothing is asked of who was there before."""
 
 _R = TypeVar("_R")
 
@@ -71,6 +72,9 @@ class Tenant:
     turn again, by its own word. `pieces`: it can restore in pieces; `ahead`: bytes on each device,
     beyond its residual budget, that it was given room for ahead of its turn. `ran`: it had a turn
     in this life.
+
+    `residuals` is the trend of what it keeps on each device while parked, in this life; `sampled`
+    is the epoch of the newest turn whose park is in it; `growing`: it was told that it grows.
     """
 
     who: Membership
@@ -100,6 +104,9 @@ class Tenant:
     pieces: bool = False
     ahead: int = 0
     freed: int = 0
+    sampled: int = 0
+    growing: bool = False
+    residuals: dict[str, Trend] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -207,7 +214,11 @@ class Node:
             "queue": list(self.queue),
             "devices": {name: _plain(device) for name, device in self.devices.items()},
             "tenants": {
-                name: {**_plain(tenant), "who": _who(tenant.who)}
+                name: {
+                    **_plain(tenant),
+                    "who": _who(tenant.who),
+                    "residuals": {on: _plain(trend) for on, trend in tenant.residuals.items()},
+                }
                 for name, tenant in self.tenants.items()
             },
             "jobs": {name: _plain(job) for name, job in self.jobs.items()},
@@ -242,7 +253,7 @@ class Node:
         return node
 
 
-def _plain(record: Membership | Tenant | Device | Job | Objectives) -> dict[str, Any]:
+def _plain(record: Membership | Tenant | Device | Job | Objectives | Trend) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__slots__}
 
 
@@ -269,7 +280,8 @@ def _of_version_1(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_version_2(data: dict[str, Any]) -> dict[str, Any]:
-    lacks = {"pieces": False, "ahead": 0, "freed": 0, "ran": True}
+    lacks: dict[str, Any] = {"pieces": False, "ahead": 0, "freed": 0, "ran": True}
+    lacks |= {"sampled": 0, "growing": False, "residuals": {}}
     tenants = {
         name: lacks | raw | {"who": {"host": None} | raw["who"]}
         for name, raw in data["tenants"].items()
@@ -293,4 +305,9 @@ def _tenant(raw: dict[str, Any]) -> Tenant:
     ladder = tuple(Rung(Step(step), after_s) for step, after_s in who["ladder"])
     parsed = {"devices": tuple(who["devices"]), "objectives": objectives, "ladder": ladder}
     membership = _record(Membership, {**who, **parsed})
-    return _record(Tenant, {**raw, "who": membership, "phase": Phase(raw["phase"])})
+    residuals = {
+        name: _record(Trend, {**one, "recent": tuple(one["recent"]), "life": tuple(one["life"])})
+        for name, one in raw["residuals"].items()
+    }
+    phase = Phase(raw["phase"])
+    return _record(Tenant, {**raw, "who": membership, "phase": phase, "residuals": residuals})

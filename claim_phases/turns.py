@@ -199,6 +199,7 @@ class Turns:
             former = tenant.job
             tenant.who, tenant.gone, tenant.request, tenant.parked = then, False, 0, True
             tenant.ran = False
+            tenant.sampled, tenant.growing, tenant.residuals = tenant.epoch, False, {}
             jobs.forget(self.node, former)
         if self.node.failed(tenant):
             self._do.free(tenant)  # the dead hold nothing; a grant measures all the same

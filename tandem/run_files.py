@@ -99,6 +99,7 @@ class Condition:
         "NoRoom",
         "NotTainted",
         "Refused",
+        "ResidualGrowing",
         "RestoreFailed",
         "SessionLost",
     ]

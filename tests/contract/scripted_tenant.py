@@ -4,10 +4,13 @@
 
 It answers on stdout in the same way. Its memory is none; `{"do": "slow", "memory": "park"}` makes
 the next park (or restore) wait for `{"do": "go"}`, or fail for `{"do": "go", "fail": "why"}`.
+From `{"do": "leak", "device": "/some/dir", "bytes": 4096}` on, each park leaves so much more there.
 """
 
 import asyncio
 import json
+import mmap
+import os
 import sys
 import time
 from pathlib import Path
@@ -22,11 +25,15 @@ class Memory:
 
     def __init__(self) -> None:
         self.slow: set[str] = set()
+        self.leak: tuple[str, int] | None = None
+        self.leaked: list[mmap.mmap] = []
         self.go: asyncio.Queue[str] = asyncio.Queue()
 
     async def park(self) -> None:
         if why := await self._do("park"):
             raise ParkFailed(why)
+        if self.leak is not None:
+            self.leaked.append(held(*self.leak))
 
     async def restore(self) -> int | None:
         if why := await self._do("restore"):
@@ -39,6 +46,16 @@ class Memory:
             return ""
         self.slow.discard(what)
         return await self.go.get()
+
+
+def held(device: str, size: int) -> mmap.mmap:
+    """Memory of a simulated device, until it is closed."""
+    fd = os.open(device, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        return mmap.mmap(fd, size)
+    finally:
+        os.close(fd)
 
 
 def tell(**what: Any) -> None:
@@ -97,6 +114,9 @@ async def main(role: str, socket: str) -> None:
                     tell(failed=type(exc).__name__, why=str(exc))
                 else:
                     tell(did="yield")
+            case "leak":
+                memory.leak = command["device"], command["bytes"]
+                tell(did="leak")
             case "slow":
                 memory.slow.add(command["memory"])
                 tell(did="slow")

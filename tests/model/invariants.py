@@ -60,6 +60,16 @@ def aside_is_aside(world: "World") -> None:
             raise Violation(f"{tenant.name} is {tenant.phase} and holds {agent.held}")
 
 
+def samples_are_of_the_parked(world: "World") -> None:
+    """The trend of a residual has what its tenant kept while parked, and nothing of its turns."""
+    if world.turns is None:
+        return
+    for tenant in world.node.tenants.values():
+        for trend in tenant.residuals.values():
+            if max(trend.recent) > tenant.who.residual:
+                raise Violation(f"{tenant.name} kept {trend.recent}, says its trend")
+
+
 def stored_is_live(world: "World") -> None:
     """The journal has whatever tenants were or will be told of."""
     if world.turns is None:
@@ -104,6 +114,7 @@ INVARIANTS = (
     no_turn_on_a_failed_device,
     resident_within_the_device,
     aside_is_aside,
+    samples_are_of_the_parked,
     stored_is_live,
     queue_is_sound,
     taints_have_a_cause,

@@ -368,6 +368,20 @@ class _Forgetful(Judge):
                 self._do.free(tenant)
 
 
+class SamplesTurns(Mutant):
+    """Takes what a tenant holds in its turn for what it keeps while parked."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._judge = _Eager(node, self._do)
+
+
+class _Eager(Judge):
+    def _judge_bystander(self, tenant: Tenant, usages: Mapping[str, Usage]) -> None:
+        super()._judge_bystander(tenant, usages)
+        self._sample(tenant, usages)
+
+
 class IgnoresRoom(Mutant):
     """Grants without a look at what is in use."""
 
@@ -590,6 +604,7 @@ SEEDED = {
     "the lost is parked": Seeded(
         "a is Parked and holds 60", pair(1), Faults(breakdowns=1, looks=1), LostIsParked
     ),
+    "samples turns": Seeded("a kept (60,), says its trend", pair(1), Faults(looks=1), SamplesTurns),
     "ignores room": Seeded(
         "a was granted where 60 of gpu0 are in use", pair(1), Faults(strangers=1), IgnoresRoom
     ),

@@ -1599,6 +1599,98 @@ def test_a_device_is_watched_also_when_it_has_no_tenants() -> None:
     assert it.node.devices["gpu0"].failed == ""
 
 
+# -- a residual that grows ----------------------------------------------------------------------
+
+
+def parks(it: Scene, keeps: int) -> None:
+    """The rollout has a turn, then the trainer; the watch looks while the rollout is parked."""
+    it.run("rollout")
+    it.acquire("trainer")
+    it.leave("rollout")
+    it.park("rollout", keeps=keeps)
+    it.answer()
+    it.restored("trainer")
+    it.wait(WATCH_S)
+    it.acquire("rollout")
+    it.leave("trainer")
+    it.park("trainer", keeps=3)
+    it.answer()
+
+
+def test_a_residual_that_grows_is_told_before_it_passes_the_budget_and_once_in_a_life() -> None:
+    it = scene(member("rollout", 80, 20), TRAINER)
+    for keeps in range(1, 21):
+        parks(it, keeps)
+    told = [one for one in it.conditions() if one.kind is ConditionKind.RESIDUAL_GROWING]
+    assert [(one.tenant, one.device, one.size) for one in told] == [("rollout", "gpu0", 8 * MIB)]
+    assert told[0].message == (
+        "rollout keeps more of gpu0 each time that it parks: from 2.0 MiB to 8.0 MiB in 6 measured "
+        "parks, its residual budget is 20.0 MiB, and in about 12 more it passes that and is at "
+        "fault: restart it before then"
+    )
+
+
+def test_a_next_life_begins_with_no_trend_and_is_told_again() -> None:
+    it = scene(member("rollout", 80, 20), TRAINER)
+    for keeps in range(1, 13):
+        parks(it, keeps)
+    it.conditions()
+    it.end("rollout")
+    it.answer()
+    it.members["rollout"] = replace(it.members["rollout"], incarnation="rollout, life 2")
+    it.hello("rollout")
+    assert it.tenant("rollout").residuals == {}
+    for keeps in range(1, 6):
+        parks(it, keeps)
+    assert it.conditions() == []
+    for keeps in range(6, 13):
+        parks(it, keeps)
+    assert [one.kind for one in it.conditions()] == [ConditionKind.RESIDUAL_GROWING]
+
+
+@pytest.mark.parametrize("end_is_heard", [True, False])
+def test_a_former_lifes_park_is_no_sample_of_the_next(*, end_is_heard: bool) -> None:
+    it = trainer_in(Phase.RELEASING)
+    if end_is_heard:
+        it.end("trainer")
+    it.members["trainer"] = replace(TRAINER, incarnation="trainer, life 2")
+    it.hold("trainer", 0)
+    it.hello("trainer")
+    it.answer()
+    it.wait(3 * WATCH_S)
+    assert it.tenant("trainer").residuals == {}
+
+
+def test_a_park_is_one_sample_however_long_it_lasts_and_costs_no_reading() -> None:
+    it = scene(member("rollout", 80, 20), TRAINER)
+    it.run("rollout")
+    it.acquire("trainer")
+    it.leave("rollout")
+    it.park("rollout", keeps=7)
+    (ask,) = it.asked
+    assert not ask.attribute
+    it.answer()
+    assert it.tenant("rollout").residuals == {}
+    for held in (7, 8, 9):
+        it.hold("rollout", held)
+        it.wait(WATCH_S)
+    assert it.tenant("rollout").residuals["gpu0"].recent == (7 * MIB,)
+
+
+def test_a_reading_of_before_the_park_is_no_sample() -> None:
+    it = scene(member("rollout", 80, 20), TRAINER)
+    it.run("rollout")
+    it.acquire("trainer")
+    it.leave("rollout")
+    it.step(Fired(it.timers[TimerKind.WATCH, ""][1]))
+    it.hold("rollout", 7)
+    before = it.reading()
+    it.park("rollout", keeps=7)
+    it.answer()
+    it.step(before)
+    assert it.tenant("rollout").residuals == {}
+
+
 # -- epochs -------------------------------------------------------------------------------------
 
 REPORTS: list[Callable[[int], TenantMessage]] = [
@@ -1837,10 +1929,13 @@ def test_a_snapshot_of_another_version_is_refused(version: object) -> None:
         Node.from_json({**snapshot(), "state_version": version})
 
 
-def test_a_snapshot_from_before_devices_could_fail_is_read() -> None:
+def test_a_snapshot_of_version_2_is_read() -> None:
     data = snapshot() | {"state_version": 2}
     for device in data["devices"].values():
         del device["failed"]
+    for tenant in data["tenants"].values():
+        for key in ("sampled", "growing", "residuals"):
+            del tenant[key]
     assert Node.from_json(data) == Node.from_json(snapshot())
 
 
