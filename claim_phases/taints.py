@@ -24,6 +24,7 @@ class Reason(StrEnum):
 
     FAULTED = "faulted"  # a tenant at fault does not leave it, and its ladder came to that step
     FOREIGN_MEMORY = "foreign-memory"  # no turn is granted on it until that is gone
+    FAILED = "failed"  # it cannot be read
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,7 +54,8 @@ def tainted(node: Node) -> Taints:
                 Taint(Reason.FAULTED, EFFECTS[step]) for step in steps
             )
     for device in node.devices.values():
-        if device.foreign:
-            foreign = Taint(Reason.FOREIGN_MEMORY, TaintEffect.NO_SCHEDULE)
-            found.setdefault(device.name, set()).add(foreign)
+        wrong = {Reason.FOREIGN_MEMORY: device.foreign, Reason.FAILED: device.failed}
+        for reason in (reason for reason, so in wrong.items() if so):
+            taint = Taint(reason, TaintEffect.NO_SCHEDULE)
+            found.setdefault(device.name, set()).add(taint)
     return {name: tuple(sorted(taints)) for name, taints in found.items()}
