@@ -640,8 +640,6 @@ def test_foreign_memory_is_seen_to_be_gone_also_when_no_tenant_is_left(*, restar
     it.hold(STRANGER, 0)
     it.wait(1)
     assert tainted(it.node) == {}
-    it.wait(1)
-    assert it.timers == {}  # and then nobody looks any more
 
 
 def test_who_waits_for_a_tainted_device_is_refused_in_bounded_time() -> None:
