@@ -214,9 +214,13 @@ class Changes:
         )
         self.effects.append(Measure(devices, attribute, self.node.seq, headrooms))
 
+    def measure_host(self, tenant: Tenant) -> None:
+        """Have the tenant's host memory read after this step."""
+        self.effects.append(Measure((), False, self.node.seq, (tenant.name,)))
+
     def reread(self, tenant: Tenant) -> None:
         """Have another look soon: the device's accounting may lag. 1 ms, doubling to 50 ms."""
-        delay = min(REREAD_FIRST_S * 2**tenant.attempts, REREAD_LAST_S)
+        delay = min(REREAD_FIRST_S * 2 ** min(tenant.attempts, 16), REREAD_LAST_S)
         tenant.attempts += 1
         self.arm(TimerKind.REREAD, tenant.name, tenant.since, delay)
 

@@ -325,16 +325,16 @@ class Turns:
             if self.node.failed(tenant):
                 continue  # it cannot be served, and keeps its other devices from nobody
             if self._must_be_proven(tenant):
-                self._ask(tenant, attribute=tenant.overdue)
+                self._do.measure_host(tenant)  # and serve it with the answer
             elif not reserved & set(tenant.who.devices):
                 self._serve(tenant)
             if name in self.node.queue:
                 reserved |= set(tenant.who.devices)
 
     def _must_be_proven(self, tenant: Tenant) -> bool:
-        """Its host memory is to be read first: nobody leaves for a tenant that is refused then."""
+        """It has just begun to wait: nobody is to leave for a tenant that is refused then."""
         waits = tenant.phase is Phase.WAITING and tenant.connected
-        return waits and tenant.unproven and tenant.asked < tenant.since
+        return waits and tenant.unproven and tenant.since == self.node.seq
 
     def _order(self) -> list[str]:
         queue = [self.node.tenants[name] for name in self.node.queue]

@@ -22,7 +22,8 @@ The commands:
   `for=b`, as above
 - `measured gpu0 used=40 a=40 foreign=0`: the answer to the oldest open question about these
   devices; owners only where the machine asked for them; `left=a:30/100`: of a's host memory,
-  where it asked for that and there is a limit; `failed=gpu0`: that could not be read
+  where it asked for that (alone, it may be) and there is a limit; `failed=gpu0`: that could not
+  be read
 - `fire lease a`: the timer runs out, and the clock goes on to that moment
 - `lost a`: its session broke; `gone a`, `gone a life=1`: all processes of that life ended
 - `restart`: the arbiter dies, and another begins with what is stored
@@ -266,8 +267,9 @@ def shown(effect: object) -> str:
         case Send(tenant, message):
             return f"{tenant} <- {_record(message)}"
         case Measure(devices, attribute, _, headrooms):
-            host = f", the host memory of {' '.join(headrooms)}" if headrooms else ""
-            return f"measure {' '.join(devices)}{' by owner' if attribute else ''}{host}"
+            host = f"the host memory of {' '.join(headrooms)}" if headrooms else ""
+            sums = f"{' '.join(devices)}{' by owner' if attribute else ''}"
+            return f"measure {', '.join(filter(None, [sums, host]))}"
         case Arm(timer, delay_s):
             subject = f" {timer.subject}" if timer.subject else ""
             return f"timer {timer.kind}{subject} {_duration(delay_s)}"

@@ -39,6 +39,7 @@ def specs(draw: st.DrawFn) -> Spec:
             draw(st.sampled_from([60, 75, 40, 25, None])),
             draw(st.sampled_from([5, 0])),
             pieces=draw(st.booleans()),
+            memory=draw(st.sampled_from([None, 60, 160])),
         )
         for name in NAMES[: draw(st.integers(2, 4))]
     )
@@ -138,6 +139,8 @@ class Chaos(RuleBasedStateMachine):
                 found.append(("break", name))
             if agent.waits:
                 found.append(("unwant", name))
+            if agent.spec.memory is not None:
+                found.append(("crowd", name))
             found += [
                 (fault, name, way, index)
                 for fault in ("drop", "echo", "overtake")

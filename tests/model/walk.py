@@ -280,7 +280,6 @@ def _tenant_key(node: Node, tenant: Tenant, rank: dict[int, int]) -> Key:
         min(tenant.freed, 1) if tenant.phase is Phase.RELEASING else 0,
         max((tenant.asked >= max(t.freed, t.since) for t in node.beside(tenant)), default=False),
         tenant.unproven,
-        tenant.unproven and tenant.asked >= tenant.since,
     )
 
 

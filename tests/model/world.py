@@ -571,14 +571,13 @@ class World:
         match command:
             case Park(epoch, pieces=True) if agent.spec.pieces and not agent.half:
                 kept = min(agent.held, agent.spec.residual)
-                agent.held, agent.half = kept + (agent.held - kept) // 2, True
+                self._move(agent, kept + (agent.held - kept) // 2)
+                agent.half = True
                 agent.commands = (command, *agent.commands)
                 self._carry(agent, agent.tenancy.freed(epoch))
             case Park(epoch):
-                stays = min(agent.held, agent.spec.residual)
-                if agent.spec.host is not None:
-                    agent.moved += (agent.held - stays) * len(agent.spec.devices)
-                agent.held, agent.kept, agent.half = stays, False, False
+                self._move(agent, min(agent.held, agent.spec.residual))
+                agent.kept = agent.half = False
                 self._carry(agent, agent.tenancy.parked(epoch))
             case RestoreAhead(size):
                 self._restore_ahead(agent, min(agent.spec.size, agent.spec.residual + size))
@@ -591,7 +590,14 @@ class World:
     def _restore_ahead(self, agent: Agent, size: int) -> None:
         more = size - agent.held
         if more > 0 and self._has_room(agent, more, "room for some of its memory"):
-            agent.held, agent.kept = size, False
+            self._move(agent, size)
+            agent.kept = False
+
+    def _move(self, agent: Agent, held: int) -> None:
+        """It holds so much from now on; the rest is in its host memory, or comes from there."""
+        if agent.spec.host is not None:
+            agent.moved = max(0, agent.moved + (agent.held - held) * len(agent.spec.devices))
+        agent.held = held
 
     def _restore(self, agent: Agent) -> bool:
         whole = self._has_room(agent, agent.spec.size - agent.held, "its turn")

@@ -1858,6 +1858,18 @@ def test_who_waits_behind_another_is_told_at_once_that_it_could_not_park() -> No
     assert it.phase("other") is Phase.WAITING
 
 
+def test_who_asks_in_vain_has_no_device_read_for_it() -> None:
+    """Asking again and again would spend the re-reads of a release that is being measured."""
+    it = scene(ROLLOUT, PARKS)
+    it.run("rollout")
+    it.left["trainer"] = 0
+    it.acquire("trainer")
+    assert [(ask.devices, ask.headrooms) for ask in it.asked] == [((), ("trainer",))]
+    it.answer()
+    assert it.refusal("trainer").startswith("it could not park")
+    assert it.asked == []
+
+
 def test_a_first_grant_rests_on_a_reading_of_the_host_at_that_moment() -> None:
     it = scene(ROLLOUT, PARKS)
     it.run("rollout")
