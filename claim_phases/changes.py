@@ -26,7 +26,7 @@ from claim_phases.events import (
 )
 from claim_phases.messages import ArbiterMessage, Granted, Refused, Release, Room, TurnLost
 from claim_phases.node import Node, Tenant
-from claim_phases.phases import Phase, Signal, after
+from claim_phases.phases import ASIDE, Phase, Signal, after
 
 REREAD_FIRST_S = 0.001
 REREAD_LAST_S = 0.05
@@ -72,8 +72,9 @@ class Changes:
         tenant.overdue = False
         if tenant.phase is not Phase.WAITING:
             tenant.ahead = 0
-        for name in tenant.who.devices:
-            self.node.devices[name].changed = self.node.seq
+        if not {before, tenant.phase} <= ASIDE:  # else no memory moves
+            for name in tenant.who.devices:
+                self.node.devices[name].changed = self.node.seq
         ended = tenant.gone and signal is Signal.FREE
         phase = None if ended else tenant.phase
         change = PhaseChanged(tenant.name, before, phase, tenant.epoch, tenant.who.devices, weights)
@@ -99,7 +100,7 @@ class Changes:
         if not tenant.ahead:
             self.node.epoch += 1
             tenant.epoch = self.node.epoch
-        tenant.ahead = size
+        tenant.ahead, tenant.parked = size, False
         made = RoomMade(tenant.name, tenant.epoch, size, tenant.who.devices)
         self.effects.append(Tell(self._now, made))
         self.send(tenant, Room(tenant.epoch, size))
@@ -174,6 +175,7 @@ class Changes:
         if tenant.name not in self.node.queue:
             jobs.asks(self.node, tenant)
             self.node.queue.append(tenant.name)
+            tenant.asked = 0
         if tenant.phase is Phase.PARKED:
             self.move(tenant, Signal.ACQUIRE)
 

@@ -60,8 +60,8 @@ class Judge:
         for tenant in list(self._node.tenants.values()):
             mine = set(tenant.who.devices)
             if tenant.phase is not Phase.VERIFYING:
-                if attributed.keys() >= mine:
-                    self._judge_bystander(tenant, attributed)
+                if here := mine & attributed.keys():
+                    self._judge_bystander(tenant, attributed, whole=here == mine)
             elif self._fresh.keys() >= mine:
                 self._judge_release(tenant)
             elif answered >= mine:
@@ -122,7 +122,7 @@ class Judge:
         )
         self._do.fault(tenant, Signal.HELD, reason, name, held)
 
-    def _judge_bystander(self, tenant: Tenant, usages: Mapping[str, Usage]) -> None:
+    def _judge_bystander(self, tenant: Tenant, usages: Mapping[str, Usage], *, whole: bool) -> None:
         """An attributed reading tells intruders, and faulted tenants that have left after all.
 
         A turn that was taken is not over with that: its tenant may yet restore, and must say that
@@ -139,6 +139,8 @@ class Judge:
             self._do.send(tenant, Warned(f"Intruder: {reason}"))
             if restored_ahead:
                 self._do.displace(tenant)
+        elif not whole:
+            return
         elif tenant.phase is Phase.FAULTED and over is None and (tenant.parked or tenant.gone):
             self._do.tell(ConditionKind.CLEARED, f"{tenant.name} has left its devices", tenant.name)
             self._do.free(tenant)

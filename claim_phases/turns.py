@@ -171,7 +171,11 @@ class Turns:
         restored_ahead = bool(tenant.ahead)
         if tenant.name in self.node.queue:
             self._do.dequeue(tenant)
-        if restored_ahead or tenant.phase in (Phase.PARKED, Phase.VERIFYING, Phase.FAULTED):
+        reason = "its session was lost for longer than the lease"
+        if restored_ahead:
+            self._do.fault(tenant, Signal.LAPSE, reason, kind=ConditionKind.SESSION_LOST)
+            return
+        if tenant.phase in (Phase.PARKED, Phase.VERIFYING, Phase.FAULTED):
             return
         self._do.tell(
             ConditionKind.SESSION_LOST,
@@ -179,7 +183,6 @@ class Turns:
             f"in epoch {tenant.epoch}, and its processes live: its turn is taken",
             tenant.name,
         )
-        reason = "its session was lost for longer than the lease"
         self._do.take(tenant, Signal.LAPSE, reason)
 
     def _gone(self, event: Gone) -> None:
@@ -362,7 +365,8 @@ class Turns:
         if any(device.foreign for device in devices):
             return
         if holders:
-            if tenant.pieces and tenant.phase is Phase.WAITING:
+            may = tenant.pieces and not tenant.who.objectives.harvests
+            if may and tenant.phase is Phase.WAITING:
                 self._make_room_ahead(tenant, holders)
             return
         residents = [t for t in others if t.phase is Phase.YIELDED]
@@ -376,7 +380,7 @@ class Turns:
             self._do.grant(tenant, Signal.RESUME)
         elif (usages := self._judge.readings(tenant)) is not None:
             self._grant_into_room(tenant, residents, usages)
-        elif tenant.asked < max(device.changed for device in devices):
+        elif not tenant.asked or tenant.asked < max(device.changed for device in devices):
             self._ask(tenant, attribute=tenant.overdue or bool(tenant.ahead))
 
     def _make_room_ahead(self, tenant: Tenant, holders: list[Tenant]) -> None:
@@ -391,7 +395,8 @@ class Turns:
         if all(holder.phase is Phase.VERIFYING for holder in holders):
             return  # they are measured for already
         changed = [self.node.devices[name].changed for name in tenant.who.devices]
-        if tenant.asked < max(*changed, *(holder.freed for holder in holders)):
+        newest = max(*changed, *(holder.freed for holder in holders))
+        if not tenant.asked or tenant.asked < newest:
             self._ask(tenant, attribute=True)
 
     def _ask_to_yield(self, holder: Tenant, waiting: Tenant) -> None:
@@ -455,9 +460,16 @@ class Turns:
             )
 
     def _occupied(self, tenant: Tenant) -> None:
+        if (
+            tenant.ahead and tenant.overdue
+        ):  # what is in the way shows when its memory moves no more
+            self._do.displace(tenant)
+            return
         self._do.reread(tenant)
         if tenant.attempts == 1:
-            self._do.arm(TimerKind.VERDICT, tenant.name, tenant.since, self._limits.verify_s)
+            # What it still copies ahead is read in part: that may take as long as a restore.
+            limit_s = self._limits.restore_s if tenant.ahead else self._limits.verify_s
+            self._do.arm(TimerKind.VERDICT, tenant.name, tenant.since, limit_s)
 
     # -- timers ---------------------------------------------------------------------------------
 
@@ -526,6 +538,9 @@ class Turns:
         """The next step about a tenant that is at fault. Its memory alone ends it."""
         rung = tenant.next_rung
         if rung is None:
+            return
+        if self.node.failed(tenant):  # nobody can tell whether it has left: that is not its fault
+            self._do.arm_ladder(tenant)
             return
         tenant.rung = min(tenant.rung + 1, len(tenant.who.ladder))
         fault = tenant.fault

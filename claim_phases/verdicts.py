@@ -65,7 +65,9 @@ def is_back(node: Node, tenant: Tenant, usage: Usage) -> bool:
 
 def over_budget(tenant: Tenant, usages: Mapping[str, Usage]) -> tuple[str, int] | None:
     """The device on which a tenant holds most beyond its budget, with the bytes; None: nowhere."""
-    held = ((usages[name].of(tenant.name) or 0, name) for name in tenant.who.devices)
+    held = (
+        (usages[name].of(tenant.name) or 0, name) for name in tenant.who.devices if name in usages
+    )
     size, worst = max(held, default=(0, ""))
     return (worst, size) if size > tenant.budget else None
 

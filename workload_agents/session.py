@@ -143,7 +143,7 @@ class Session:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the newest turn; 0 before the first."""
+        """The newest epoch, in a turn that turn's; 0 before the first."""
         return self._tenancy.epoch
 
     async def __aenter__(self) -> Self:

@@ -53,7 +53,10 @@ class SimulatedDevice:
                     f"device {self.name}: nothing is mounted at {self._directory}: mount the "
                     "device's tmpfs there"
                 )
-            self._dev = self._directory.stat().st_dev
+            try:
+                self._dev = self._directory.stat().st_dev
+            except OSError as exc:
+                raise DeviceError(f"device {self.name}: {exc}") from exc
         return self._dev
 
 

@@ -308,7 +308,7 @@ class SeesNoIntruders(Mutant):
 
 
 class _Blind(Judge):
-    def _judge_bystander(self, tenant: Tenant, usages: Mapping[str, Usage]) -> None:
+    def _judge_bystander(self, tenant: Tenant, usages: Mapping[str, Usage], *, whole: bool) -> None:
         pass
 
 
@@ -377,8 +377,8 @@ class SamplesTurns(Mutant):
 
 
 class _Eager(Judge):
-    def _judge_bystander(self, tenant: Tenant, usages: Mapping[str, Usage]) -> None:
-        super()._judge_bystander(tenant, usages)
+    def _judge_bystander(self, tenant: Tenant, usages: Mapping[str, Usage], *, whole: bool) -> None:
+        super()._judge_bystander(tenant, usages, whole=whole)
         self._sample(tenant, usages)
 
 

@@ -264,7 +264,7 @@ def _tenant_key(node: Node, tenant: Tenant, rank: dict[int, int]) -> Key:
         tenant.request,
         tenant.connected,
         tenant.gone,
-        tenant.asked >= changed,
+        bool(tenant.asked) and tenant.asked >= changed,
         bool(tenant.blocked),
         min(tenant.attempts, 2) if tenant.phase is Phase.WAITING else 0,
         tenant.overdue,
@@ -276,9 +276,8 @@ def _tenant_key(node: Node, tenant: Tenant, rank: dict[int, int]) -> Key:
         tenant.rung,
         tenant.pieces,
         tenant.ahead,
-        tenant.asked >= tenant.freed,
         min(tenant.freed, 1) if tenant.phase is Phase.RELEASING else 0,
-        max((tenant.asked >= max(t.freed, t.since) for t in node.beside(tenant)), default=False),
+        all(tenant.asked >= other.freed for other in node.beside(tenant)),
         tenant.unproven,
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from claim_phases.escalation import Rung, Step
 from claim_phases.events import (
     Arm,
     Condition,
@@ -367,7 +368,7 @@ def test_a_reading_from_before_a_phase_change_on_the_device_is_ignored() -> None
     it = scene()
     it.acquire("trainer")
     stale = it.reading()
-    it.acquire("rollout")  # Parked -> Waiting on the same device
+    it.end("rollout")  # Parked -> Verifying on the same device
     assert len(it.asked) == 1  # the machine knows that it must ask again
     before = it.state()
     it.step(stale)
@@ -384,13 +385,29 @@ def test_a_stale_reading_does_not_tell_a_release_free() -> None:
     it.leave("rollout")
     it.park("rollout", keeps=5)
     stale = it.reading()
-    it.acquire("critic")
+    it.end("critic")
     it.hold("rollout", 40)
     it.step(stale)
     assert it.phase("rollout") is Phase.VERIFYING
     it.answer()
     assert it.phase("rollout") is Phase.VERIFYING
     assert it.heard("trainer") == []
+
+
+def test_who_asks_and_gives_up_again_and_again_overtakes_no_reading() -> None:
+    """No memory moves in that, and whoever does so would keep others from being measured."""
+    it = scene(ROLLOUT, TRAINER, member("critic", 20, 1))
+    it.run("rollout")
+    it.acquire("trainer")
+    it.leave("rollout")
+    it.park("rollout", keeps=5)
+    reading = it.reading()
+    for _ in range(3):
+        it.say("critic", Cancel(it.acquire("critic")))
+    it.step(reading)
+    assert it.phase("rollout") is Phase.PARKED
+    it.answer()
+    assert it.phase("trainer") is Phase.RESTORING
 
 
 def test_a_phase_change_on_another_device_overtakes_nothing() -> None:
@@ -1988,3 +2005,81 @@ def test_a_snapshot_with_something_unknown_is_refused() -> None:
     data["tenants"]["trainer"]["phase"] = "Dancing"
     with pytest.raises(ValueError, match="Dancing"):
         Node.from_json(data)
+
+
+# -- where restoring ahead, failing devices and ladders meet ---------------------------------------
+
+
+def trainer_ahead() -> Scene:
+    """The rollout parks, and the trainer has restored what there was room for beside it."""
+    it = scene()
+    it.step(Connected(TRAINER, Hello("trainer", pieces=True)))
+    it.run("rollout")
+    it.acquire("trainer")
+    it.leave("rollout")
+    it.say("rollout", Quiesced(1))
+    it.answer()
+    assert it.tenant("trainer").ahead == (TOTAL - 80 - 3) * MIB
+    it.hold("trainer", TOTAL - 80)
+    it.heard("trainer")
+    return it
+
+
+def test_memory_that_nobody_is_seen_to_hold_is_found_though_one_restores_ahead() -> None:
+    it = trainer_ahead()
+    it.hold(NOBODY, 10)
+    it.park("rollout", keeps=5)
+    it.answer()
+    assert it.phase("trainer") is Phase.WAITING
+    it.wait(LIMITS.restore_s)
+    assert it.heard("trainer") == [Release(2)]
+    it.park("trainer", keeps=3)
+    it.wait(LIMITS.verify_s + LIMITS.blocked_s + 3)
+    assert it.refusal("trainer").startswith("10.0 MiB of gpu0 belong to nobody that can be seen")
+
+
+def test_what_was_restored_ahead_on_a_device_that_fails_is_lost_in_words() -> None:
+    it = trainer_ahead()
+    it.broken.add("gpu0")
+    it.wait(LIMITS.watch_s)
+    release, refused = it.heard("trainer")
+    assert release == Release(2)
+    assert isinstance(refused, Refused)
+    assert refused.reason == "gpu0 failed (XID 79): what it held there is lost"
+
+
+def test_who_restored_ahead_and_is_lost_for_longer_than_the_lease_is_at_fault() -> None:
+    it = trainer_ahead()
+    it.park("rollout", keeps=5)
+    it.step(Lost("trainer"))
+    it.wait(LIMITS.lease_s)
+    assert it.phase("trainer") is Phase.FAULTED
+    assert [told.kind for told in it.conditions()] == [ConditionKind.SESSION_LOST]
+    it.hold("trainer", 3)  # it has not said that it parked: it may yet restore
+    it.wait(LIMITS.watch_s)
+    assert it.phase("trainer") is Phase.FAULTED
+
+
+def test_a_ladder_waits_while_a_device_cannot_say_whether_its_tenant_left() -> None:
+    ladder = (Rung(Step.ASK, 5.0), Rung(Step.KILL, 5.0))
+    it = scene(replace(TRAINER, ladder=ladder))
+    it.run("trainer")
+    it.broken.add("gpu0")
+    it.wait(60)
+    assert it.phase("trainer") is Phase.FAULTED
+    assert it.killed == []
+    it.broken.clear()
+    it.wait(12)
+    assert it.killed == ["trainer"]
+
+
+def test_an_intruder_is_seen_on_a_device_that_answers() -> None:
+    wide = member("wide", 70, 3, ("gpu0", "gpu1"))
+    it = scene(wide, ROLLOUT)
+    it.broken.add("gpu1")
+    it.wait(LIMITS.watch_s)
+    it.conditions()
+    it.hold("wide", 20)
+    it.wait(LIMITS.watch_s)
+    (told,) = it.conditions()
+    assert (told.kind, told.tenant, told.device) == (ConditionKind.INTRUDER, "wide", "gpu0")

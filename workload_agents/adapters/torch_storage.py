@@ -34,6 +34,9 @@ Held: TypeAlias = (
 PIECES = 8
 """A park tells so many times that it goes on; a restore ahead of the turn goes by storages."""
 
+_BLOCK = 2 << 20
+"""Bytes, the grain of torch's caching allocator on an accelerator. Not run on hardware yet."""
+
 _ALIGNMENT = 64  # bytes: each host copy starts on its own cache line
 
 
@@ -50,7 +53,7 @@ class TorchMemory:
     def __init__(self) -> None:
         self._held: list[Held] = []
         self._parked: list[_Parked] = []
-        self._ahead = 0  # bytes that were restored since the last park
+        self._ahead = 0  # bytes of the devices that were taken since the last park
         self._arena = _Arena()
 
     def hold(self, *things: Held) -> None:
@@ -84,7 +87,8 @@ class TorchMemory:
             piece, unsaid = sum(sizes) / PIECES, 0
             for storage in storages:
                 unsaid += self._park(storage)
-                if unsaid >= piece and storage.device.type == "cpu":
+                # What is foreign needs room for a moment: nobody is to take it before.
+                if unsaid >= piece and storage.device.type == "cpu" and not foreign:
                     unsaid = 0
                     freed()
             for group in foreign:  # last: each needs room on the device for a moment
@@ -114,10 +118,11 @@ class TorchMemory:
 
         Returns how many bytes that was now. Raises RestoreFailed as `restore` does.
         """
-        before = self._ahead
-        while self._parked and self._ahead + self._parked[-1].size <= size:
-            self._ahead += self._restore_one()
-        return self._ahead - before
+        before = self._parked_bytes()
+        while self._parked and (more := _on_device(self._parked[-1])) <= size - self._ahead:
+            self._restore_one()
+            self._ahead += more
+        return before - self._parked_bytes()
 
     @property
     def resident(self) -> int:
@@ -327,6 +332,12 @@ def _bytes(storage: torch.UntypedStorage, offset: int = 0, size: int | None = No
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _on_device(parked: _Parked) -> int:
+    """At most so many bytes of its device, which gives whole pages or blocks."""
+    grain = mmap.PAGESIZE if parked.storage.device.type == "cpu" else _BLOCK
+    return -(-parked.size // grain) * grain
 
 
 def _return_cached_blocks(parked: Iterable[_Parked]) -> None:
