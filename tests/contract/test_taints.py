@@ -100,8 +100,8 @@ async def test_where_the_api_server_drops_taints_it_is_told_and_the_ladder_goes_
     lab.claim("claim", "a", escalation=[*LADDER, {"step": "kill", "after_s": 0.01}])
     tenant = await hang(lab, api)
     await start(lab, api)
-    told = await asyncio.to_thread(lab.events.wait_for, condition="NotTainted")
-    assert (told["device"], told["tenant"]) == ("gpu0", None)
-    assert f"gpu0 is without the taint {FAULTED}:NoSchedule" in told["message"]
+    without = f"gpu0 is without the taint {FAULTED}:NoSchedule"
+    told = await asyncio.to_thread(lab.events.wait, lambda line: without in line.get("message", ""))
+    assert (told["condition"], told["device"], told["tenant"]) == ("NotTainted", "gpu0", None)
     assert await asyncio.to_thread(tenant.end) == -signal.SIGKILL
     assert _taints(api.objects[SLICE]) == set()
