@@ -460,10 +460,8 @@ class Turns:
             )
 
     def _occupied(self, tenant: Tenant) -> None:
-        if (
-            tenant.ahead and tenant.overdue
-        ):  # what is in the way shows when its memory moves no more
-            self._do.displace(tenant)
+        if tenant.ahead and tenant.overdue:
+            self._do.displace(tenant)  # what is in the way shows when its memory moves no more
             return
         self._do.reread(tenant)
         if tenant.attempts == 1:

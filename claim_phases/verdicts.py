@@ -151,10 +151,12 @@ def room_ahead(node: Node, tenant: Tenant, usages: Mapping[str, Usage]) -> int:
     rooms = []
     for name in tenant.who.devices:
         device, usage = node.devices[name], usages[name]
-        others = {other.name: other for other in node.on(name) if other is not tenant}
+        present = {other.name: other for other in node.on(name)}
         kept = max(device.baseline, usage.foreign or 0) + usage.unknown
-        kept += sum(size for whose, size in usage.tenants or () if whose not in node.tenants)
-        for other in others.values():
+        kept += sum(size for whose, size in usage.tenants or () if whose not in present)
+        for other in present.values():
+            if other is tenant:
+                continue
             promised = other.budget
             if other.phase is Phase.YIELDED:
                 if other.who.need is None:

@@ -209,6 +209,11 @@ class ServesWhoFits(Mutant):
             self._serve(self.node.tenants[name])
 
 
+def by_budgets(node: Node, device: Device, **_: object) -> int:
+    """What all tenants of a device may keep, whatever they do."""
+    return sum(tenant.budget for tenant in node.on(device.name))
+
+
 class PassesOver(Mutant):
     """Does not count these phases as holding."""
 
@@ -217,13 +222,9 @@ class PassesOver(Mutant):
     def step(self, event: Event, now: float) -> list[Effect]:
         with (
             patch.object(turns, "HOLDING", HOLDING - self.passed),
-            patch.object(verdicts, "allowed", self._allowed),
+            patch.object(verdicts, "allowed", by_budgets),
         ):
             return super().step(event, now)
-
-    @staticmethod
-    def _allowed(node: Node, device: Device, **_: object) -> int:
-        return sum(tenant.budget for tenant in node.on(device.name))
 
 
 class PassesOverFaulted(PassesOver):
@@ -413,18 +414,14 @@ class JudgesBySum(Mutant):
         self, tenant: Tenant, residents: list[Tenant], usages: Mapping[str, Usage]
     ) -> None:
         if all(
-            usage.used <= self._allowed(self.node, self.node.devices[name])
+            usage.used <= by_budgets(self.node, self.node.devices[name])
             for name, usage in usages.items()
         ):
             self._do.grant(tenant, Signal.GRANT)
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        with patch.object(verdicts, "allowed", self._allowed):
+        with patch.object(verdicts, "allowed", by_budgets):
             return super().step(event, now)
-
-    @staticmethod
-    def _allowed(node: Node, device: Device, **_: object) -> int:
-        return sum(tenant.budget for tenant in node.on(device.name))
 
 
 class ForgetsAhead(Mutant):
