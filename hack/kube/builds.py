@@ -23,6 +23,9 @@ CONTAINERD: Final = "2.4.2"
 _MODULES: Final = Path(__file__).parent
 _TAIL_LINES: Final = 20
 
+_FLAGS: Final = ("-gcflags", "all=-l -dwarf=false -c=1")
+"""Neither inlined nor to be debugged: a third less to compile, and the programs are fast enough."""
+
 
 @dataclass(frozen=True)
 class Build:
@@ -69,14 +72,17 @@ def _version_flags(version: str) -> str:
 _KUBERNETES: Final = Build(
     "kubernetes",
     f"Kubernetes {KUBERNETES} with etcd (about 4 minutes on 2 cores)",
-    ("build", "-ldflags", f"-s -w {_version_flags(KUBERNETES)}", "-o", "{out}/", ".", "./pause"),
+    (
+        *("build", *_FLAGS, "-ldflags", f"-s -w {_version_flags(KUBERNETES)}"),
+        *("-o", "{out}/", ".", "./pause"),
+    ),
     _MODULES / "kubernetes",
 )
 _CONTAINERD: Final = Build(
     "containerd",
     f"containerd {CONTAINERD}",
     (
-        "install",
+        *("install", *_FLAGS),
         *("-ldflags", "-s -w", "-tags", "no_btrfs no_devmapper no_zfs no_aufs"),
         *(
             f"github.com/containerd/containerd/v2/cmd/{program}@v{CONTAINERD}"
@@ -87,7 +93,7 @@ _CONTAINERD: Final = Build(
 _COREDNS: Final = Build(
     "coredns",
     "CoreDNS",
-    ("build", "-ldflags", "-s -w", "-o", "{out}/", "."),
+    ("build", *_FLAGS, "-ldflags", "-s -w", "-o", "{out}/", "."),
     _MODULES / "coredns",
 )
 

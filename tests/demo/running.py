@@ -13,6 +13,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "manifests" / "examples" / "trl-grpo"
 CHEATS = Path(__file__).with_name("cheats")
+REWARD = "the reward rose by"
+"""What a run says that is too short to learn: ``test_demo.py` runs one that is not."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,11 @@ class Demo:
         """What the arbiter told."""
         lines = (Path(self.told["folder"]) / "events.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
+
+    @property
+    def serious(self) -> list[str]:
+        """The failures, but for those of learning too little."""
+        return [one for one in self.told["failures"] if REWARD not in one]
 
     def failures(self, *words: str) -> list[str]:
         """The failures that hold every word."""

@@ -14,19 +14,12 @@ from tests.demo.running import Demo, demo
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(600)]
 
-REWARD = "the reward rose by"
-"""The one check that so few iterations may fail."""
-
 
 def killed(folder: Path, *kills: str, steps: int) -> Demo:
     arbiter = ["python", "-m", "tests.demo.killing_arbiter"]
     arbiter += [word for kill in kills for word in ("--kill", kill)]
     arguments = ["--steps", str(steps), "--arbiter", " ".join(arbiter)]
     return demo(folder / "out", *arguments, timeout_s=580)
-
-
-def serious(done: Demo) -> list[str]:
-    return [one for one in done.told["failures"] if not one.startswith(REWARD)]
 
 
 def learned(done: Demo) -> list[tuple[Any, ...]]:
@@ -53,7 +46,7 @@ def test_the_arbiter_killed_in_each_phase(tmp_path: Path, whole_demo: Demo) -> N
     done = killed(tmp_path, *kills, steps=10)
     starts = [event for event in done.events if event["kind"] == "start"]
     assert len(starts) == 1 + len(phases), done.shown
-    assert serious(done) == [], done.shown
+    assert done.serious == [], done.shown
     granted = list(epochs(done))
     assert granted == sorted(set(granted))
     assert learns_as(done, whole_demo, 10)
@@ -66,7 +59,7 @@ def test_engine_and_activator_killed_in_a_handover(tmp_path: Path, whole_demo: D
     ended = [json.loads(line) for line in lines]
     dead = {one["child"] for one in ended if one["event"] == "ended" and one["status"] == 137}
     assert {"rollout", "rollout.activator"} <= dead, done.shown
-    assert serious(done) == [], done.shown
+    assert done.serious == [], done.shown
     assert learns_as(done, whole_demo, 7)
 
 
