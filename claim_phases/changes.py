@@ -31,6 +31,9 @@ from claim_phases.phases import ASIDE, Phase, Signal, after
 REREAD_FIRST_S = 0.001
 REREAD_LAST_S = 0.05
 
+KEEPING = ASIDE | {Phase.QUIESCING, Phase.RELEASING, Phase.VERIFYING}
+"""The phases in which what a tenant may keep says something."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -72,6 +75,8 @@ class Changes:
         tenant.overdue = False
         if tenant.phase is not Phase.WAITING:
             tenant.ahead = 0
+        if tenant.gone or tenant.phase not in KEEPING:
+            tenant.kept = 0
         if not {before, tenant.phase} <= ASIDE:  # else no memory moves
             for name in tenant.who.devices:
                 self.node.devices[name].changed = self.node.seq
@@ -79,6 +84,8 @@ class Changes:
         phase = None if ended else tenant.phase
         change = PhaseChanged(tenant.name, before, phase, tenant.epoch, tenant.who.devices, weights)
         self.effects.append(Tell(self._now, change))
+        if tenant.kept and tenant.aside:
+            self._tell_room(tenant)
         self.arm_phase(tenant)
 
     def grant(self, tenant: Tenant, signal: Signal) -> None:
@@ -101,22 +108,34 @@ class Changes:
             self.node.epoch += 1
             tenant.epoch = self.node.epoch
         tenant.ahead, tenant.parked = size, False
-        made = RoomMade(tenant.name, tenant.epoch, size, tenant.who.devices)
-        self.effects.append(Tell(self._now, made))
+        self._tell_room(tenant)
         self.send(tenant, Room(tenant.epoch, size))
 
-    def displace(self, tenant: Tenant) -> None:
-        """Tell a tenant to release."""
+    def _tell_room(self, tenant: Tenant) -> None:
+        made = RoomMade(tenant.name, tenant.epoch, tenant.beyond, tenant.who.devices)
+        self.effects.append(Tell(self._now, made))
+
+    def displace(self, tenant: Tenant, keep: int = 0) -> None:
+        """Tell a tenant to release all but `keep` bytes on each device, beside its residual budget.
+
+        Of the release before this one its newest epoch says something already: an epoch fences it.
+        """
+        if tenant.aside and not tenant.ahead:
+            self.node.epoch += 1
+            tenant.epoch, tenant.parked = self.node.epoch, False
         self.move(tenant, Signal.DISPLACE)
+        tenant.kept = keep
         self.release(tenant)
 
     def release(self, tenant: Tenant) -> None:
         """Say so (again) to one that is to release."""
         waiting = [other for other in self.node.beside(tenant) if other.name in self.node.queue]
-        self.send(tenant, Release(tenant.epoch, any(other.pieces for other in waiting)))
+        pieces = any(other.pieces for other in waiting)
+        self.send(tenant, Release(tenant.epoch, pieces, tenant.kept))
 
-    def released(self, tenant: Tenant) -> None:
-        """By its own word the tenant has parked."""
+    def released(self, tenant: Tenant, kept: int) -> None:
+        """By its own word the tenant has parked, all but so many bytes on each device."""
+        tenant.kept = min(tenant.kept, kept)
         if tenant.phase is Phase.QUIESCING:
             self.move(tenant, Signal.QUIESCED)
         tenant.parked = True

@@ -206,7 +206,11 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class RoomMade:
-    """For people: a waiting tenant may hold so much on each device ahead of its turn, in bytes."""
+    """For people: a tenant may hold so much on each device without a turn, in bytes.
+
+    Beyond its residual budget, until its next phase: it waits and restores ahead of its turn, or
+    is parked but for that.
+    """
 
     tenant: str
     epoch: int

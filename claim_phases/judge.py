@@ -131,20 +131,20 @@ class Judge:
         over = verdicts.over_budget(tenant, usages)
         if tenant.aside and over is not None:
             name, held = over
-            restored_ahead = bool(tenant.ahead)
+            had_room = bool(tenant.beyond)
             reason = (
                 f"it holds {mib(held)} of {name} without a turn, where {mib(tenant.budget)} may be"
             )
             self._do.fault(tenant, Signal.INTRUDE, reason, name, held, ConditionKind.INTRUDER)
             self._do.send(tenant, Warned(f"Intruder: {reason}"))
-            if restored_ahead:
+            if had_room:
                 self._do.displace(tenant)
         elif not whole:
             return
         elif tenant.phase is Phase.FAULTED and over is None and (tenant.parked or tenant.gone):
             self._do.tell(ConditionKind.CLEARED, f"{tenant.name} has left its devices", tenant.name)
             self._do.free(tenant)
-        elif tenant.aside and not tenant.ahead and tenant.epoch > tenant.sampled:
+        elif tenant.aside and not tenant.beyond and tenant.epoch > tenant.sampled:
             self._sample(tenant, usages)
 
     def _sample(self, tenant: Tenant, usages: Mapping[str, Usage]) -> None:

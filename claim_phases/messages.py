@@ -14,8 +14,8 @@ class Hello:
 
     `epoch` is the newest epoch that the speaker knows, 0 when it has just begun; `phase` is its own
     view; `request` is the acquire that it still waits for, 0 when there is none, and `caller` says
-    on whose behalf, as in `Acquire`. `pieces`: it can restore in pieces, so ahead of its turn;
-    `ahead`: it holds some that it restored so. Both since 0.2.
+    on whose behalf, as in `Acquire`. `pieces`: it can park and restore in pieces, so keep some, and
+    restore ahead of its turn; `ahead`: it holds some so. Both since 0.2.
     """
 
     role: str
@@ -73,9 +73,14 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The memory is parked, says the tenant; the arbiter measures."""
+    """The memory is parked, says the tenant; the arbiter measures.
+
+    `kept`: bytes on each device, beyond the residual budget, that are not, as `Release` allowed.
+    Since 0.2.
+    """
 
     epoch: int
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +127,13 @@ class Noted:
 class Release:
     """Somebody needs the room: quiesce, park, say so.
 
-    `pieces`: that one restores in pieces meanwhile, so say how it goes on. Since 0.2.
+    `pieces`: that one restores in pieces meanwhile, so say how it goes on. `keep`: bytes on each
+    device, beyond the residual budget, for which it has no use: they may stay. Both since 0.2.
     """
 
     epoch: int
     pieces: bool = False
+    keep: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from claim_phases.phases import ASIDE, Phase
 from claim_phases.policies import Objectives, PolicyName
 from claim_phases.residuals import Trend
 
-STATE_VERSION = 3
-READ_VERSIONS = (1, 2, 3)
+STATE_VERSION = 4
+READ_VERSIONS = (1, 2, 3, 4)
 """Version 1 has no times and no objectives, 2 nothing of restoring ahead, no failed devices and no
-trends of residuals: what one lacks is as at the beginning. Version 2 does not know what parking
-takes of the host: nothing is asked of who was there before."""
+trends of residuals, 3 nothing of what is kept: what one lacks is as at the beginning. Version 2
+does not know what parking takes of the host: nothing is asked of who was there before."""
 
 _R = TypeVar("_R")
 
@@ -69,9 +69,9 @@ class Tenant:
     back; `rung`: how many steps of its ladder were taken meanwhile. `taken` is the newest epoch
     that was taken from it. CLOCK_MONOTONIC: `asked_at` is when it began to wait, `wanted_at` when
     it was first told to leave its present turn (0.0: it was not), `back_at` when it will want a
-    turn again, by its own word. `pieces`: it can restore in pieces; `ahead`: bytes on each device,
-    beyond its residual budget, that it was given room for ahead of its turn. `ran`: it had a turn
-    in this life.
+    turn again, by its own word. `pieces`: it can park and restore in pieces. Bytes on each device,
+    beyond its residual budget: `ahead` is what it was given room for ahead of its turn, `kept` what
+    it may keep from the one before. `ran`: it had a turn in this life.
 
     `residuals` is the trend of what it keeps on each device while parked, in this life; `sampled`
     is the epoch of the newest turn whose park is in it; `growing`: it was told that it grows.
@@ -103,6 +103,7 @@ class Tenant:
     taken_why: str = ""
     pieces: bool = False
     ahead: int = 0
+    kept: int = 0
     freed: int = 0
     sampled: int = 0
     growing: bool = False
@@ -150,7 +151,12 @@ class Tenant:
     @property
     def budget(self) -> int:
         """Bytes that it may hold on each device without a turn."""
-        return self.residual + self.ahead
+        return self.residual + self.beyond
+
+    @property
+    def beyond(self) -> int:
+        """What of its budget is not for good: what it restores ahead begins with what it kept."""
+        return max(self.ahead, self.kept)
 
 
 @dataclass(slots=True)
@@ -235,7 +241,7 @@ class Node:
             if version == 1:
                 data = _of_version_1(data)
             if version < STATE_VERSION:
-                data = _of_version_2(data)
+                data = _of_version_3(data)
             node = cls(
                 boot_id=data["boot_id"],
                 devices={name: _record(Device, raw) for name, raw in data["devices"].items()},
@@ -279,8 +285,9 @@ def _of_version_1(data: dict[str, Any]) -> dict[str, Any]:
     return {"jobs": {}, "at": 0.0} | data | {"tenants": tenants}
 
 
-def _of_version_2(data: dict[str, Any]) -> dict[str, Any]:
-    lacks: dict[str, Any] = {"pieces": False, "ahead": 0, "freed": 0, "ran": True}
+def _of_version_3(data: dict[str, Any]) -> dict[str, Any]:
+    """Of that version or the one before it."""
+    lacks: dict[str, Any] = {"pieces": False, "ahead": 0, "kept": 0, "freed": 0, "ran": True}
     lacks |= {"sampled": 0, "growing": False, "residuals": {}}
     tenants = {
         name: lacks | raw | {"who": {"host": None} | raw["who"]}

@@ -49,13 +49,14 @@ class IllegalTransition(Exception):
 TRANSITIONS: dict[Phase, dict[Signal, Phase]] = {
     Phase.PARKED: {
         Signal.ACQUIRE: Phase.WAITING,
+        Signal.DISPLACE: Phase.QUIESCING,  # it kept some at its last release
         Signal.INTRUDE: Phase.FAULTED,
         Signal.GONE: Phase.VERIFYING,
     },
     Phase.WAITING: {
         Signal.CANCEL: Phase.PARKED,
         Signal.GRANT: Phase.RESTORING,
-        Signal.DISPLACE: Phase.QUIESCING,  # it restored some ahead of a turn that it will not have
+        Signal.DISPLACE: Phase.QUIESCING,  # that, or it restored some ahead of a turn
         Signal.INTRUDE: Phase.FAULTED,
         Signal.GONE: Phase.VERIFYING,
     },
@@ -120,8 +121,8 @@ HOLDING = frozenset(
 """The phases in which nobody else may be granted a device of the tenant."""
 
 ASIDE = frozenset({Phase.PARKED, Phase.WAITING})
-"""The phases in which a tenant holds no more than its residual budget, and what it was given room
-for ahead of its turn."""
+"""The phases in which a tenant holds no more than its residual budget, and what it was let keep
+there or given room for ahead of its turn."""
 
 
 def after(phase: Phase, signal: Signal) -> Phase:

@@ -43,12 +43,13 @@ class Say:
 class Park:
     """Park the memory, then call `parked` or `park_failed` with the epoch.
 
-    `pieces`: call `freed` as it goes on.
+    `pieces`: call `freed` as it goes on. `keep`: so many bytes on each device may stay.
     """
 
     epoch: int
     again: bool = False
     pieces: bool = False
+    keep: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class Tenancy:
 
     def __init__(self, role: str, *, pieces: bool = False) -> None:
         self.role = role
-        self.pieces = pieces  # the memory can be restored in pieces
+        self.pieces = pieces  # the memory can be parked and restored in pieces
         self.phase = Phase.PARKED
         self.epoch = 0
         self.request = 0
@@ -181,8 +182,8 @@ class Tenancy:
                 return []
             case Granted(epoch):
                 return self._granted(epoch)
-            case Release(epoch, pieces):
-                return self._release(epoch, "it was taken to make room", pieces=pieces)
+            case Release(epoch, pieces, keep):
+                return self._release(epoch, "it was taken to make room", pieces, keep)
             case Room(epoch, size):
                 return self._room(epoch, size)
             case TurnLost(epoch, reason):
@@ -235,7 +236,7 @@ class Tenancy:
         self.epoch, self._ahead, self._held = epoch, True, True
         return [RestoreAhead(size)]
 
-    def _release(self, epoch: int, reason: str, *, pieces: bool = False) -> list[Act]:
+    def _release(self, epoch: int, reason: str, pieces: bool = False, keep: int = 0) -> list[Act]:
         if epoch < self.epoch or (epoch == self.epoch and self.phase is Phase.RELEASING):
             return []
         self.epoch = epoch  # of a grant that was never heard, maybe: it is over now
@@ -245,7 +246,7 @@ class Tenancy:
             self.taken = reason
         if not self._held:
             return [Say(Quiesced(epoch)), Say(Released(epoch))]
-        return self._park(pieces=pieces)
+        return self._park(pieces, keep)
 
     def _abandon(self, reason: str) -> list[Act]:
         """Park when the restore has come to its end; who waits for it need not wait that long."""
@@ -255,10 +256,10 @@ class Tenancy:
             return []
         return [Say(Cancel(request)), Answer(self.epoch, failure=reason)]
 
-    def _park(self, *, pieces: bool = False) -> list[Act]:
+    def _park(self, pieces: bool = False, keep: int = 0) -> list[Act]:
         self.phase = Phase.RELEASING
         self.wanted = self.urgent = False
-        return [Say(Quiesced(self.epoch)), Park(self.epoch, pieces=pieces)]
+        return [Say(Quiesced(self.epoch)), Park(self.epoch, pieces=pieces, keep=keep)]
 
     def _refused(self, request: int, reason: str, holder: str) -> list[Act]:
         if request == self.request:
@@ -304,13 +305,14 @@ class Tenancy:
             return []
         return [Say(Freed(epoch))]
 
-    def parked(self, epoch: int) -> list[Act]:
-        """The memory is parked."""
-        self._restored = self._held = self._ahead = False
+    def parked(self, epoch: int, kept: int = 0) -> list[Act]:
+        """The memory is parked, all but so many bytes on each device."""
+        self._restored = self._ahead = False
+        self._held = kept > 0
         if epoch != self.epoch or self.phase not in (Phase.RELEASING, Phase.FAULTED):
             return []
         self.phase = Phase.WAITING if self.request else Phase.PARKED
-        return [Say(Released(epoch))]
+        return [Say(Released(epoch, kept))]
 
     def park_failed(self, epoch: int, reason: str) -> list[Act]:
         """The memory could not be parked: told, then tried again; never restored instead."""

@@ -115,7 +115,7 @@ class Turns:
             self._do.refuse_session(who.tenant, reason)
             return
         tenant.connected, tenant.pieces = True, hello.pieces
-        if tenant.ahead and not hello.ahead:  # what was restored ahead, it knows nothing of
+        if tenant.beyond and tenant.aside and not hello.ahead:  # it knows nothing of what it has
             self._do.move(tenant, Signal.DISPLACE)
         # What was sent or measured meanwhile is lost.
         tenant.asked = tenant.told_wanted = tenant.told_idle = 0
@@ -263,8 +263,8 @@ class Turns:
             case Freed(), Phase.RELEASING if tenant.attempts < FREED_MAX:
                 tenant.attempts += 1
                 tenant.freed = self.node.seq
-            case Released(), (Phase.QUIESCING | Phase.RELEASING | Phase.FAULTED):
-                self._released(tenant)
+            case Released(_, kept), (Phase.QUIESCING | Phase.RELEASING | Phase.FAULTED):
+                self._released(tenant, kept)
             case Failed(_, reason), (Phase.RESTORING | Phase.RUNNING):
                 self._restore_failed(tenant, reason)
             case Failed(_, reason), (Phase.QUIESCING | Phase.RELEASING):
@@ -308,8 +308,8 @@ class Turns:
         else:
             self._do.enqueue(tenant)
 
-    def _released(self, tenant: Tenant) -> None:
-        self._do.released(tenant)
+    def _released(self, tenant: Tenant, kept: int = 0) -> None:
+        self._do.released(tenant, kept)
         self._judge.look(tenant)
 
     def _restore_failed(self, tenant: Tenant, reason: str) -> None:
@@ -374,14 +374,15 @@ class Turns:
             self._is_back_soon(resident) for resident in residents
         ):
             return  # the node looks again at its next watch
-        if residents and not verdicts.fit(self.node, tenant, residents):
-            self._displace_all(residents)
-        elif tenant.phase is Phase.YIELDED:
+        keepers = [t for t in others if t.aside and t.kept]
+        if self._make_way(tenant, residents, keepers):
+            return
+        if tenant.phase is Phase.YIELDED:
             self._do.grant(tenant, Signal.RESUME)
         elif (usages := self._judge.readings(tenant)) is not None:
-            self._grant_into_room(tenant, residents, usages)
+            self._grant_into_room(tenant, residents + keepers, usages)
         elif not tenant.asked or tenant.asked < max(device.changed for device in devices):
-            self._ask(tenant, attribute=tenant.overdue or bool(tenant.ahead))
+            self._ask(tenant, attribute=tenant.overdue or bool(keepers or tenant.beyond))
 
     def _make_room_ahead(self, tenant: Tenant, holders: list[Tenant]) -> None:
         """While all that hold its devices give them back, it may restore into what is free."""
@@ -390,7 +391,7 @@ class Turns:
         usages = self._judge.readings(tenant)
         if usages is not None and all(usage.tenants is not None for usage in usages.values()):
             size = verdicts.room_ahead(self.node, tenant, usages)
-            if size > tenant.ahead:
+            if size > tenant.beyond:
                 self._do.make_room(tenant, size)
         if all(holder.phase is Phase.VERIFYING for holder in holders):
             return  # they are measured for already
@@ -420,6 +421,21 @@ class Turns:
         """Whether it will want its turn sooner than a harvest is worth its parking."""
         return 0.0 <= resident.back_at - self.node.at < self._limits.gap_s
 
+    def _make_way(self, tenant: Tenant, residents: list[Tenant], keepers: list[Tenant]) -> bool:
+        """Whether somebody has to park: what the tenant needs of its memory, and no more.
+
+        Who kept some before does so only if there is no room beside that either.
+        """
+        if verdicts.fit(self.node, tenant, residents):
+            return False
+        for resident in residents:
+            self._do.displace(resident, verdicts.room_to_keep(self.node, resident, tenant))
+        for keeper in keepers:
+            room = verdicts.room_to_keep(self.node, keeper, tenant)
+            if room < keeper.kept and not verdicts.fit(self.node, tenant, []):
+                self._do.displace(keeper, room)
+        return any(one.phase is Phase.QUIESCING for one in residents + keepers)
+
     def _displace_all(self, residents: list[Tenant]) -> None:
         for resident in residents:
             self._do.displace(resident)
@@ -433,13 +449,14 @@ class Turns:
         self, tenant: Tenant, residents: list[Tenant], usages: Mapping[str, Usage]
     ) -> None:
         """Grant when every device is measured free and has the room; look again when not."""
-        if tenant.ahead and any(usage.tenants is None for usage in usages.values()):
+        beyond = any(one.aside and one.beyond for one in (tenant, *self.node.beside(tenant)))
+        if beyond and any(usage.tenants is None for usage in usages.values()):
             self._ask(tenant, attribute=True)
             return
         for name in tenant.who.devices:
             limit = verdicts.allowed(self.node, self.node.devices[name], grants_to=tenant)
-            own = usages[name].of(tenant.name) or 0 if tenant.ahead else 0
-            if limit is None or usages[name].used - own > limit:
+            apart = verdicts.held_beyond(self.node, usages[name])
+            if limit is None or usages[name].used - apart > limit:
                 self._displace_all(residents)  # one has outgrown its declared need
                 self._occupied(tenant)
                 return

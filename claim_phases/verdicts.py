@@ -5,9 +5,12 @@ from dataclasses import dataclass
 
 from claim_phases.events import Headroom, Usage
 from claim_phases.node import Device, Node, Tenant
-from claim_phases.phases import Phase
+from claim_phases.phases import TURN, Phase
 
 MIB = 1 << 20
+
+WHOLE = TURN | {Phase.YIELDED}
+"""The phases in which a tenant holds all that it needs, or will."""
 
 
 def mib(size: int) -> str:
@@ -36,15 +39,15 @@ def allowed(node: Node, device: Device, *, grants_to: Tenant | None = None) -> i
     """How many bytes all that have no turn on a device may hold together: Tandem's "free".
 
     None when that cannot be said of the sum: a release could hide in the room of another that
-    restores ahead. `grants_to`: for its grant, tenants that yielded and stay count with their
-    declared need, and what it holds itself ahead of its turn is not part of the sum.
+    restores ahead, or kept some. `grants_to`: for its grant, tenants that yielded and stay count
+    with their declared need, and what of this sum is held in such room (`held_beyond`) does not.
     """
     total = device.baseline + device.early
     for tenant in node.on(device.name):
-        if tenant is grants_to and tenant.ahead:
-            continue
-        if tenant.ahead:
+        if tenant.beyond and grants_to is None:
             return None
+        if tenant.beyond and tenant.aside:
+            continue
         if tenant.aside or tenant.phase is Phase.VERIFYING:
             total += tenant.budget
         elif grants_to and tenant.phase is Phase.YIELDED and tenant.who.need is not None:
@@ -52,6 +55,12 @@ def allowed(node: Node, device: Device, *, grants_to: Tenant | None = None) -> i
         else:
             return None
     return total
+
+
+def held_beyond(node: Node, usage: Usage) -> int:
+    """What tenants hold of a device that may hold more than their residual budgets. Attributed."""
+    present = node.on(usage.device)
+    return sum(usage.of(one.name) or 0 for one in present if one.aside and one.beyond)
 
 
 def is_back(node: Node, tenant: Tenant, usage: Usage) -> bool:
@@ -166,6 +175,29 @@ def room_ahead(node: Node, tenant: Tenant, usages: Mapping[str, Usage]) -> int:
         room = device.total - kept
         rooms.append(room if tenant.who.need is None else min(room, tenant.who.need))
     return max(0, min(rooms) - tenant.residual)
+
+
+def room_to_keep(node: Node, tenant: Tenant, waiting: Tenant) -> int:
+    """Bytes on each device, beyond its residual budget, that a tenant need not park for another's
+    turn: each of the others may have what it is promised.
+    """
+    if not tenant.pieces:
+        return 0
+    rooms = []
+    for name in tenant.who.devices:
+        device = node.devices[name]
+        room = device.total - max(device.baseline, device.foreign) - tenant.residual
+        for other in node.on(name):
+            if other is tenant:
+                continue
+            if not (other is waiting or other.phase in WHOLE):
+                room -= other.budget
+            elif other.who.need is None:
+                return 0
+            else:
+                room -= max(other.who.need, other.residual)
+        rooms.append(room)
+    return max(0, min(rooms))
 
 
 def cannot_park(tenant: Tenant, headroom: Headroom) -> str:

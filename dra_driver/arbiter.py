@@ -154,9 +154,9 @@ class Arbiter(TurnsServicer):
                 ),
                 self._clock(),
             )
-            if tenant.ahead:
+            if tenant.aside and tenant.beyond:
                 self._events.tell(
-                    RoomMade(tenant.name, tenant.epoch, tenant.ahead, tenant.who.devices),
+                    RoomMade(tenant.name, tenant.epoch, tenant.beyond, tenant.who.devices),
                     self._clock(),
                 )
         self.handle(Resumed())

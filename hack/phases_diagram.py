@@ -11,17 +11,28 @@ from claim_phases.phases import ASIDE, HOLDING, TRANSITIONS, TURN, Phase, Signal
 
 PLACES = {
     Phase.PARKED: (280, 70),
-    Phase.WAITING: (580, 70),
-    Phase.RESTORING: (820, 70),
-    Phase.RUNNING: (820, 220),
-    Phase.YIELDED: (820, 370),
-    Phase.QUIESCING: (580, 370),
-    Phase.RELEASING: (280, 370),
-    Phase.VERIFYING: (280, 220),
-    Phase.FAULTED: (450, 180),
+    Phase.WAITING: (625, 70),
+    Phase.RESTORING: (850, 70),
+    Phase.RUNNING: (850, 250),
+    Phase.YIELDED: (850, 430),
+    Phase.QUIESCING: (625, 430),
+    Phase.RELEASING: (280, 430),
+    Phase.VERIFYING: (280, 250),
+    Phase.FAULTED: (510, 190),
 }
-ANY = (80, 220)
-WIDTH, HEIGHT = 960, 470
+LABELS = {
+    (Phase.PARKED, Phase.QUIESCING): 0.74,
+    (Phase.PARKED, Phase.FAULTED): 0.75,
+    (Phase.VERIFYING, Phase.FAULTED): 0.25,
+    (Phase.FAULTED, Phase.VERIFYING): 0.7,
+    (Phase.FAULTED, Phase.QUIESCING): 0.25,
+    (Phase.WAITING, Phase.QUIESCING): 0.68,
+    (Phase.QUIESCING, Phase.FAULTED): 0.62,
+}
+"""At which fraction of its way an arrow's label stands where the middle is taken."""
+
+ANY = (80, 250)
+WIDTH, HEIGHT = 990, 530
 HALF = (62, 21)
 """Half of a box's width and height."""
 
@@ -74,7 +85,10 @@ def draw() -> str:
         raise SystemExit(f"hack/phases_diagram.py: give a place to {', '.join(sorted(missing))}")
     everywhere, arrows = signals()
     drawn = [
-        arrow(PLACES[before], PLACES[after], names, (after, before) in arrows)
+        arrow(
+            *(PLACES[before], PLACES[after], names, (after, before) in arrows),
+            LABELS.get((before, after), 0.5),
+        )
         for (before, after), names in arrows.items()
     ]
     drawn += [arrow(ANY, PLACES[after], names, False) for after, names in everywhere.items()]
@@ -109,16 +123,18 @@ def signals() -> tuple[dict[Phase, list[Signal]], dict[tuple[Phase, Phase], list
 Point = tuple[float, float]
 
 
-def arrow(start: Point, end: Point, names: list[Signal], paired: bool) -> tuple[str, str]:
+def arrow(
+    start: Point, end: Point, names: list[Signal], paired: bool, label_at: float = 0.5
+) -> tuple[str, str]:
     """A line from box to box with its label; of a pair each keeps to its right."""
     way = (end[0] - start[0], end[1] - start[1])
     length = hypot(*way)
     right = (-way[1] / length, way[0] / length)
     aside = 9 if paired else 0
     a, b = ((x + aside * right[0], y + aside * right[1]) for x, y in (start, end))
-    for place in {*PLACES.values(), ANY} - {start, end}:
-        if inside(a, b, place) is not None:
-            raise SystemExit(f"hack/phases_diagram.py: {names} cross the box at {place}: move it")
+    for other in {*PLACES.values(), ANY} - {start, end}:
+        if inside(a, b, other) is not None:
+            raise SystemExit(f"hack/phases_diagram.py: {names} cross the box at {other}: move it")
     leaves, enters = inside(a, b, start), inside(a, b, end)
     assert leaves is not None
     assert enters is not None
@@ -126,14 +142,14 @@ def arrow(start: Point, end: Point, names: list[Signal], paired: bool) -> tuple[
         between(a, b, leaves[1] + 4 / length),
         between(a, b, enters[0] - 4 / length),
     )
-    text = ", ".join(names)
-    label = label_of(text, between((x1, y1), (x2, y2), 0.5), way, right if paired else None)
+    text, place = ", ".join(names), between((x1, y1), (x2, y2), label_at)
+    label = label_of(text, place, way, right if paired else None)
     return f'<path d="M{x1:.0f} {y1:.0f}L{x2:.0f} {y2:.0f}" marker-end="url(#tip)"/>', label
 
 
-def label_of(text: str, middle: Point, way: Point, right: Point | None) -> str:
+def label_of(text: str, place: Point, way: Point, right: Point | None) -> str:
     """Beside its line when that is level or has a companion, else upon it."""
-    x, y = middle
+    x, y = place
     if way[1] == 0:
         y += 17 if right and right[1] > 0 else -8
     elif right is None:
@@ -185,8 +201,8 @@ def legend() -> list[str]:
     x = 30
     for look in KINDS.values():
         parts.append(
-            f'<rect x="{x}" y="432" width="14" height="14" rx="3" fill="{look.fill}"/>'
-            f'<text x="{x + 20}" y="443" fill="{PALE}">{look.meaning}</text>'
+            f'<rect x="{x}" y="{HEIGHT - 38}" width="14" height="14" rx="3" fill="{look.fill}"/>'
+            f'<text x="{x + 20}" y="{HEIGHT - 27}" fill="{PALE}">{look.meaning}</text>'
         )
         x += 42 + round(6.6 * len(look.meaning))
     return [*parts, "</g>"]

@@ -74,13 +74,16 @@ class Memory(Protocol):
 
 @runtime_checkable
 class InPieces(Memory, Protocol):
-    """Memory that can be restored piece by piece while another tenant's goes."""
+    """Memory that can be parked in part, and restored piece by piece as another tenant's goes."""
 
-    async def park_telling(self, freed: Callable[[], None]) -> None:
-        """`park`; `freed` is called, from any thread, each time that a good part is back."""
+    async def park_in_pieces(self, freed: Callable[[], None], keep: int) -> int:
+        """`park` all but up to `keep` bytes on each device; return how many those are.
+
+        `freed` is called, from any thread, each time that a good part is back.
+        """
 
     async def restore_ahead(self, size: int) -> None:
-        """Bring up to so many bytes back on each device, in all calls since the park together.
+        """Bring back what fits in so many bytes on each device, with what a park kept.
 
         RestoreFailed: that was not possible.
         """
@@ -299,22 +302,24 @@ class Session:
     async def _work(self) -> None:
         while True:
             match await self._commands.get():
-                case Park(epoch, again, pieces):
-                    await self._park(epoch, again, pieces)
+                case Park() as command:
+                    await self._park(command)
                 case RestoreAhead(size):
                     await self._restore_ahead(size)
                 case Restore(epoch):
                     await self._restore(epoch)
 
-    async def _park(self, epoch: int, again: bool, pieces: bool) -> None:
-        if again:
+    async def _park(self, command: Park) -> None:
+        epoch, kept = command.epoch, 0
+        if command.again:
             await asyncio.sleep(PARK_AGAIN_S[min(self._park_tries, len(PARK_AGAIN_S) - 1)])
             self._park_tries += 1
         else:
             self._park_tries = 0
         try:
-            if pieces and self._in_pieces is not None:
-                await self._in_pieces.park_telling(self._freed_of(epoch))
+            if self._in_pieces is not None and (command.pieces or command.keep):
+                freed = self._freed_of(epoch) if command.pieces else _nobody_asks
+                kept = await self._in_pieces.park_in_pieces(freed, command.keep)
             else:
                 await self._memory.park()
         except ParkFailed as exc:
@@ -324,7 +329,7 @@ class Session:
             log.exception("parking broke")
             self._do(self._tenancy.park_failed(epoch, f"{type(exc).__name__}: {exc}"))
         else:
-            self._do(self._tenancy.parked(epoch))
+            self._do(self._tenancy.parked(epoch, kept))
 
     def _freed_of(self, epoch: int) -> Callable[[], None]:
         loop = asyncio.get_running_loop()
@@ -398,6 +403,10 @@ class Session:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
             stream.cancel()
+
+
+def _nobody_asks() -> None:
+    """How a park goes on is of interest only to one that restores meanwhile."""
 
 
 async def _write(

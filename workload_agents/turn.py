@@ -410,13 +410,15 @@ class _Held:
         A turn can be taken from under it, and memory that vanishes while it computes would break
         it; until its next call it is at fault, and nobody else is granted.
         """
-        await self.park_telling(lambda: None)
+        await self.park_in_pieces(lambda: None, keep=0)
 
-    async def park_telling(self, freed: Callable[[], None]) -> None:
-        """`park`, and tell how it goes on."""
+    async def park_in_pieces(self, freed: Callable[[], None], keep: int) -> int:
+        """`park` all but so many bytes, and tell how it goes on."""
         await self._unused.wait()
-        if self._torch is not None:
-            await _in_a_thread(functools.partial(self._torch.park, freed))
+        if self._torch is None:
+            return 0
+        await _in_a_thread(functools.partial(self._torch.park, freed, keep))
+        return self._torch.taken
 
     async def restore_ahead(self, size: int) -> None:
         """Bring some of it back, in a thread."""

@@ -45,9 +45,10 @@ class Blocks:
 class BlocksInPieces(Blocks):
     """A block may be restored while another tenant's go."""
 
-    async def park_telling(self, freed: Callable[[], None]) -> None:
-        """`park`, and tell how it goes on."""
-        await asyncio.to_thread(self._memory.park, freed)
+    async def park_in_pieces(self, freed: Callable[[], None], keep: int) -> int:
+        """`park` all but so many bytes, and tell how it goes on."""
+        await asyncio.to_thread(self._memory.park, freed, keep)
+        return self._memory.taken
 
     async def restore_ahead(self, size: int) -> None:
         """Copy some of it in."""

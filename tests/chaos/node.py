@@ -46,8 +46,9 @@ BLOCK: Final = 12 * MIB
 MOST: Final = 15 * MIB
 """No tenant holds more on a device, and any two together do."""
 
-NEED: Final = 16 * MIB
-"""Declared, so that no two are resident together; physically two find room, so it would be seen."""
+NEED: Final = DEVICE_SIZE - MIB
+"""Declared, so that no two are resident together, and nobody keeps a part; physically two find
+room, so it would be seen."""
 
 DEVICES: Final = {
     "trainer-a": ("gpu0",),

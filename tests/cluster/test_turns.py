@@ -31,8 +31,9 @@ def turns(lab: Namespace) -> Iterator[Turns]:
 def test_the_claim_tells_who_has_the_turn(lab: Namespace, turns: Turns) -> None:
     found = lab.until(
         "resourceclaims",
-        lambda one: any(
-            device["data"]["epoch"] > 10 for device in one.get("status", {}).get("devices", [])
+        lambda one: any(  # at first one of them may not have said hello yet
+            len(device["data"]["tenants"]) == 2
+            for device in one.get("status", {}).get("devices", [])
         ),
     )
     (device,) = found["status"]["devices"]

@@ -26,7 +26,7 @@ from claim_phases.messages import (
 from claim_phases.phases import Phase
 from claim_phases.wire import tenant_to_wire
 from tests.contract import conversation, node_lab
-from tests.contract.conversation import RECORDED, SCHEMA, Conversation, Schema, Step
+from tests.contract.conversation import HELD, RECORDED, SCHEMA, Conversation, Schema, Step
 
 
 def says(tenant: str, *messages: TenantMessage) -> list[Step]:
@@ -73,11 +73,14 @@ class Scenario:
     about: str
     steps: list[Step]
     limits: dict[str, float]
+    claim: dict[str, Any]
 
 
-def scenario(about: str, *parts: list[Step], **limits: float) -> Scenario:
-    """The parts one after the other."""
-    return Scenario(about, [step for part in parts for step in part], limits)
+def scenario(
+    about: str, *parts: list[Step], claim: dict[str, Any] | None = None, **limits: float
+) -> Scenario:
+    """The parts one after the other; `claim` is what the tenants' claim says."""
+    return Scenario(about, [step for part in parts for step in part], limits, claim or {})
 
 
 RESTART: list[Step] = [{"arbiter": "restart"}]
@@ -108,6 +111,17 @@ SCENARIOS = {
         *(says("a", Yield(1)), hears("a"), says("a", Quiesced(1)), hears("b")),
         *(does("a", "free"), says("a", Freed(1)), hears("b")),
         *(says("a", Released(1)), hears("b"), says("b", Restored(3)), quiet("a", "b")),
+    ),
+    "keeps_some": scenario(
+        "b parks what a needs, and keeps the rest, also over a session that breaks.",
+        *(comes("a"), does("b", "open"), says("b", Hello("b", pieces=True)), hears("b")),
+        *(runs("b", 1, 1), does("b", "hold"), says("a", Acquire(1)), hears("b")),
+        *(says("b", Yield(1)), hears("b"), says("b", Quiesced(1), Released(1, HELD)), hears("a")),
+        *(says("a", Restored(2)), does("b", "break"), does("b", "open")),
+        *(says("b", Hello("b", epoch=1, pieces=True, ahead=True)), hears("b")),
+        *(does("b", "break"), does("b", "free"), does("b", "open")),
+        *(says("b", Hello("b", epoch=1, pieces=True)), hears("b"), quiet("a", "b")),
+        claim={"need": 10 << 20},
     ),
     "given_up": scenario(
         "b waits no longer, so a stays resident.",
@@ -180,8 +194,10 @@ SCENARIOS = {
 def record(what: Scenario, schema: Schema) -> list[dict[str, Any]]:
     """Play it with the arbiter of today."""
     head: dict[str, Any] = {"about": what.about, "limits": what.limits}
+    if what.claim:
+        head["claim"] = what.claim
     with node_lab.node(**what.limits) as lab:
-        lab.claim("claim", "a", "b")
+        lab.claim("claim", "a", "b", **what.claim)
         talk = Conversation(lab, schema, lab.arbiter())
         return [head, *talk.play(what.steps)]
 

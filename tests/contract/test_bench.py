@@ -74,7 +74,7 @@ def test_overlap_compares_handovers_with_the_copies_that_they_are_made_of() -> N
         assert result[way]["p50"] > 0
     beside = result["beside_another"]
     assert result["ratio"]["ahead"] == (
-        result["ahead"]["p50"] / 1e3 / max(beside["park_s"], beside["restore_s"])
+        result["ahead"]["p50"] / 1e3 / 0.75 / max(beside["park_s"], beside["restore_s"])
     )
     assert figures(result, kept=False) == ["overlapped handover by the longer copy"]
 

@@ -29,10 +29,10 @@ def name_of(path: Path) -> str:
     return f"{path.parent.name}-{path.stem}"
 
 
-def read(path: Path) -> tuple[dict[str, float], list[Step]]:
-    """The limits and the steps of a recorded conversation."""
+def read(path: Path) -> tuple[dict[str, Any], list[Step]]:
+    """What a recorded conversation begins with, and its steps."""
     head, *steps = map(json.loads, path.read_text().splitlines())
-    return head["limits"], steps
+    return head, steps
 
 
 def essence(step: Step) -> Step:
@@ -56,10 +56,10 @@ def essence(step: Step) -> Step:
 @pytest.mark.parametrize("path", OF_SERVED, ids=name_of)
 def test_a_recorded_conversation_goes_as_it_went(path: Path) -> None:
     """Message by message, as a program of that version would read them."""
-    limits, steps = read(path)
+    head, steps = read(path)
     schema = Schema((path.parent / SCHEMA).read_text())
-    with node_lab.node(**limits) as lab:
-        lab.claim("claim", "a", "b")
+    with node_lab.node(**head["limits"]) as lab:
+        lab.claim("claim", "a", "b", **head.get("claim", {}))
         played = Conversation(lab, schema, lab.arbiter()).play(steps)
         for number, (step, today) in enumerate(zip(steps, played, strict=True), start=2):
             assert essence(today) == essence(step), f"{path.name}:{number}"

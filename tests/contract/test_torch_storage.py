@@ -356,3 +356,35 @@ def mapped() -> int:
 def test_what_has_no_memory_to_find_is_refused(thing: Held) -> None:
     with pytest.raises(TypeError, match=r"cannot be held|shows no storage"):
         TorchMemory().hold(thing)
+
+
+def test_what_may_stay_stays_the_largest_first(net_and_memory: tuple[Net, TorchMemory]) -> None:
+    net, memory = net_and_memory
+    before = {name: one.clone() for name, one in net.state_dict().items()}
+    whole = memory.resident
+    keep = whole // 2
+    parked = memory.park(keep=keep)
+    assert memory.resident == whole - parked
+    assert 0 < memory.resident <= memory.taken <= keep
+    largest = max(one.untyped_storage().nbytes() for one in net.parameters())
+    assert memory.resident >= min(keep, largest)
+    assert memory.park(keep=memory.taken) == 0  # said again
+    assert memory.restore_ahead(memory.taken) == 0  # what was kept counts
+    assert memory.restore_ahead(whole - 1) > 0
+    assert memory.park() == memory.taken or memory.resident == 0
+    assert memory.restore() == whole
+    assert all(torch.equal(one, before[name]) for name, one in net.state_dict().items())
+
+
+def test_what_was_kept_is_parked_later_and_all_comes_back(
+    net_and_memory: tuple[Net, TorchMemory],
+) -> None:
+    net, memory = net_and_memory
+    before = {name: one.clone() for name, one in net.state_dict().items()}
+    whole = memory.resident
+    for keep in (whole // 2, whole // 3, 0):
+        memory.park(keep=keep)
+        assert memory.resident <= memory.taken <= keep
+    assert memory.resident == memory.taken == 0
+    assert memory.restore() == whole
+    assert all(torch.equal(one, before[name]) for name, one in net.state_dict().items())

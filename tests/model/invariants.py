@@ -49,8 +49,8 @@ def resident_within_the_device(world: "World") -> None:
 
 
 def aside_is_aside(world: "World") -> None:
-    """Who is Parked or Waiting holds no more than its residual budget, and what it was given room
-    for ahead of its turn, or it cheats."""
+    """Who is Parked or Waiting holds no more than its residual budget, and what it was let keep or
+    given room for ahead of its turn, or it cheats."""
     if world.turns is None:
         return
     for tenant in world.node.tenants.values():
@@ -76,7 +76,10 @@ def stored_is_live(world: "World") -> None:
         return
     stored = world.stored
     tenants = [
-        (name, raw["who"]["incarnation"], raw["phase"], raw["epoch"], raw["taken"], raw["ahead"])
+        (
+            *(name, raw["who"]["incarnation"], raw["phase"], raw["epoch"], raw["taken"]),
+            *(raw["ahead"], raw["kept"]),
+        )
         for name, raw in stored["tenants"].items()
     ]
     if (stored["epoch"], tenants) != promises(world.node):
@@ -126,7 +129,7 @@ def promises(node: Node) -> object:
     return (
         node.epoch,
         [
-            (t.name, t.who.incarnation, t.phase, t.epoch, t.taken, t.ahead)
+            (t.name, t.who.incarnation, t.phase, t.epoch, t.taken, t.ahead, t.kept)
             for t in node.tenants.values()
         ],
     )

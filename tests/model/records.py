@@ -19,7 +19,7 @@ class TenantSpec:
     need: int | None
     residual: int
     ladder: tuple[Rung, ...] = ()
-    pieces: bool = False  # it parks in two steps, and restores as far as it may
+    pieces: bool = False  # it parks in two steps, as much as it must, and restores as far as it may
     memory: int | None = None
 
     @property

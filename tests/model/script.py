@@ -279,7 +279,7 @@ def shown(effect: object) -> str:
             verdict = "free" if free else "held"
             return f"told {device}: {mib(used)} of {mib(total)} in use: {verdict} ({tenant})"
         case Tell(_, RoomMade(tenant, epoch, size)):
-            return f"told room: {tenant} may hold {mib(size)} more ahead of its turn, epoch {epoch}"
+            return f"told room: {tenant} may hold {mib(size)} more without a turn, epoch {epoch}"
         case Tell(_, Condition(kind, message)):
             return f"told {kind}: {message}"
         case Tell(_, other):

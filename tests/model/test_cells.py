@@ -42,8 +42,8 @@ LEGEND = """\
 #   =  the phase stays; the request, the queue, a fault, the devices or the session's record change
 #
 # The tenant is in its third turn, or had two before; another one waits, or has the turn.
-# A: it waits, and has room for some of its memory ahead of its turn. F: it could not park.
-# T: Faulted as well, its turn was taken.
+# A: it waits, and has room for some of its memory ahead of its turn. K: it is parked, but for some.
+# F: it could not park. T: Faulted as well, its turn was taken.
 #
 # "old" is of an epoch or a request before, "new" of one to come. What has a * must change nothing.
 """
@@ -62,10 +62,15 @@ say trainer yield 2
 ASIDE = BEFORE + "say rollout acquire 1\nsay trainer released 2\n"
 RUNS = BEFORE + "say trainer acquire 3\n"
 LEAVES = RUNS + "say trainer yield 3\nsay rollout acquire 1\n"
+KEEPS = BEFORE.replace("residual=3", "residual=3 pieces=yes", 1) + (
+    "say rollout acquire 1\nsay trainer released 2 kept=10485760\n"
+    "measured gpu0 used=13 trainer=13 foreign=0\nsay rollout restored 3\n"
+)
 ROLLOUT_RUNS = "measured gpu0 used=3\nsay rollout restored 3\n"
 COLUMNS = {
     "P": ASIDE + ROLLOUT_RUNS,
     "W": ASIDE + ROLLOUT_RUNS + "say trainer acquire 3",
+    "K": KEEPS,
     "A": ASIDE + ROLLOUT_RUNS + "connect trainer epoch=2 pieces=yes\nsay trainer acquire 3\n"
     "say rollout yield 3\nsay rollout quiesced 3\n"
     "measured gpu0 used=83 rollout=80 trainer=3 foreign=0",
@@ -83,7 +88,7 @@ COLUMNS = {
 """For each column what leads there."""
 
 
-SAME = str.maketrans("AT", "WF")
+SAME = str.maketrans("AKT", "WPF")
 
 
 def scene(column: str) -> tuple[Script, Tenant]:

@@ -35,6 +35,7 @@ from tests.model.worlds import (
     pair,
     residents,
     roomy,
+    three,
     wide,
 )
 
@@ -195,8 +196,8 @@ class LossIsDeath(Mutant):
 class TrustsReleases(Mutant):
     """Takes a tenant's word that it parked for a reading of its devices."""
 
-    def _released(self, tenant: Tenant) -> None:
-        self._do.released(tenant)
+    def _released(self, tenant: Tenant, kept: int = 0) -> None:
+        self._do.released(tenant, kept)
         said = tuple(Usage(device, 0) for device in tenant.who.devices)
         self._judge.measured(Measured(self.node.seq, said))
 
@@ -424,6 +425,21 @@ class JudgesBySum(Mutant):
             return super().step(event, now)
 
 
+class TakesKeptForParked(Mutant):
+    """Grants beside one that kept some as if that were not there."""
+
+    def _grant_into_room(
+        self, tenant: Tenant, residents: list[Tenant], usages: Mapping[str, Usage]
+    ) -> None:
+        if any(one.kept for one in residents):
+            self._do.grant(tenant, Signal.GRANT)
+        else:
+            super()._grant_into_room(tenant, residents, usages)
+
+    def _make_way(self, tenant: Tenant, residents: list[Tenant], _: list[Tenant]) -> bool:
+        return super()._make_way(tenant, residents, [])
+
+
 class ForgetsAhead(Mutant):
     """Lets one that gives up its wait keep what it restored ahead."""
 
@@ -610,6 +626,9 @@ SEEDED = {
         overlapping(),
         Faults(),
         SeesRoomEverywhere,
+    ),
+    "takes what is kept for parked": Seeded(
+        "c has its turn, and there is none on gpu0", three(), Faults(), TakesKeptForParked
     ),
     "judges by the sum": Seeded(
         "b was granted where 30 of gpu0 are in use", roomy(), Faults(cheats=1), JudgesBySum

@@ -276,6 +276,7 @@ def _tenant_key(node: Node, tenant: Tenant, rank: dict[int, int]) -> Key:
         tenant.rung,
         tenant.pieces,
         tenant.ahead,
+        tenant.kept,
         min(tenant.freed, 1) if tenant.phase is Phase.RELEASING else 0,
         all(tenant.asked >= other.freed for other in node.beside(tenant)),
         tenant.unproven,
@@ -309,6 +310,7 @@ def _stored_key(stored: dict[str, Any], rank: dict[int, int]) -> Key:
                 raw["rung"],
                 raw["pieces"],
                 raw["ahead"],
+                raw["kept"],
                 raw["who"]["host"] is not None and raw["ran"],
             )
             for name, raw in sorted(stored["tenants"].items())
@@ -356,8 +358,8 @@ def _command_key(command: Park | Restore | RestoreAhead, rank: dict[int, int]) -
     match command:
         case RestoreAhead(size):
             return ("RestoreAhead", size)
-        case Park(epoch, _, pieces):
-            return ("Park", rank[epoch], pieces)
+        case Park(epoch, _, pieces, keep):
+            return ("Park", rank[epoch], pieces, keep)
         case Restore(epoch):
             return ("Restore", rank[epoch])
 
@@ -371,6 +373,8 @@ def _message_key(message: TenantMessage | ArbiterMessage, rank: dict[int, int]) 
         getattr(message, "size", 0),
         getattr(message, "pieces", False),
         getattr(message, "ahead", False),
+        getattr(message, "keep", 0),
+        getattr(message, "kept", 0),
     )
 
 

@@ -102,7 +102,7 @@ class World:
         self.highest = 0  # the newest epoch that was ever stored or sent
         self.ran: frozenset[tuple[str, str]] = frozenset()  # lives that had a turn; with a limit
         self._crash_in = -1
-        self._ahead: dict[str, int] = {}  # what each had room for ahead of its turn, by then
+        self._beyond: dict[str, int] = {}  # what each might hold without a turn, by then
         self._truth: Truth | None = None  # what the measurement that is being taken in saw
 
     @property
@@ -192,7 +192,7 @@ class World:
         stale = self._stale(event)
         before = decisions(self.node) if stale else None
         queue = tuple(self.node.queue)
-        self._ahead = {name: tenant.ahead for name, tenant in self.node.tenants.items()}
+        self._beyond = {name: t.beyond for name, t in self.node.tenants.items() if t.aside}
         self._truth = truth
         effects = self.turns.step(event, self.now)
         if stale and decisions(self.node) != before:
@@ -312,7 +312,7 @@ class World:
         for device in spec.devices:
             if device in seen.broken:
                 raise Violation(f"{name} was granted {device}, which could not be measured")
-            limit = own if self._ahead.get(name) else spec.residual
+            limit = own if self._beyond.get(name) else spec.residual
             for other in self.node.on(device):
                 if other.name == name:
                     continue
@@ -569,16 +569,17 @@ class World:
         agent = self.agents[name]
         command, agent.commands = agent.commands[0], agent.commands[1:]
         match command:
-            case Park(epoch, pieces=True) if agent.spec.pieces and not agent.half:
-                kept = min(agent.held, agent.spec.residual)
-                self._move(agent, kept + (agent.held - kept) // 2)
+            case Park(epoch, pieces=True, keep=keep) if agent.spec.pieces and not agent.half:
+                stays = min(agent.held, agent.spec.residual + keep)
+                self._move(agent, stays + (agent.held - stays) // 2)
                 agent.half = True
                 agent.commands = (command, *agent.commands)
                 self._carry(agent, agent.tenancy.freed(epoch))
-            case Park(epoch):
-                self._move(agent, min(agent.held, agent.spec.residual))
+            case Park(epoch, keep=keep):
+                self._move(agent, min(agent.held, agent.spec.residual + keep))
                 agent.kept = agent.half = False
-                self._carry(agent, agent.tenancy.parked(epoch))
+                kept = max(0, agent.held - agent.spec.residual)
+                self._carry(agent, agent.tenancy.parked(epoch, kept))
             case RestoreAhead(size):
                 self._restore_ahead(agent, min(agent.spec.size, agent.spec.residual + size))
             case Restore(epoch):

@@ -34,6 +34,14 @@ def mutual() -> Spec:
     return replace(spec, tenants=tuple(replace(one, pieces=True) for one in spec.tenants))
 
 
+def three() -> Spec:
+    """What the first keeps for the sake of the second is too much for the third."""
+    a = TenantSpec("a", ("gpu0",), need=60, residual=5, pieces=True)
+    b = TenantSpec("b", ("gpu0",), need=50, residual=5)
+    c = TenantSpec("c", ("gpu0",), need=80, residual=5)
+    return Spec((("gpu0", 100),), (a, b, c), 1)
+
+
 def escalated() -> Spec:
     """One of the pair is asked, its device tainted, then it is killed, when it is at fault."""
     spec = pair(1)
@@ -103,6 +111,7 @@ WORLDS: dict[str, tuple[Spec, Faults]] = {
     "messages come again": (pair(1), Faults(echoes=1)),
     "waits are given up": (pair(2), Faults(cancels=1)),
     "each restores while the other parks": (mutual(), Faults()),
+    "what is kept is too much for a third": (three(), Faults()),
     "overlapping, the arbiter crashes": (overlapping(), Faults(crashes=1)),
     "overlapping, a session breaks": (overlapping(), Faults(breaks=1)),
     "overlapping, an agent begins anew": (overlapping(), Faults(agent_crashes=1)),

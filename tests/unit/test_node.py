@@ -50,6 +50,13 @@ def test_a_snapshot_from_before_the_host_was_looked_at_is_read() -> None:
     assert (read.ran, read.who.host, read.unproven) == (True, None, False)
 
 
+def test_a_snapshot_from_before_some_could_be_kept_is_read() -> None:
+    data = node().to_json() | {"state_version": 3}
+    for tenant in data["tenants"].values():
+        del tenant["kept"]
+    assert Node.from_json(data) == node()
+
+
 def test_a_queue_with_an_unknown_tenant_is_refused() -> None:
     data = node().to_json()
     data["queue"] = ["rollout"]

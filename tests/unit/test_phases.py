@@ -26,7 +26,7 @@ CELLS: dict[Signal, tuple[Phase | None, ...]] = {
     Signal.RESTORED:( o, o, U, o, o, o, o, o, o),
     Signal.YIELD:   ( o, o, o, Y, o, o, o, o, o),
     Signal.RESUME:  ( o, o, o, o, U, o, o, o, o),
-    Signal.DISPLACE:( o, Q, o, o, Q, o, o, o, Q),
+    Signal.DISPLACE:( Q, Q, o, o, Q, o, o, o, Q),
     Signal.QUIESCED:( o, o, o, o, o, L, o, o, o),
     Signal.RELEASED:( o, o, o, o, o, o, V, o, V),
     Signal.FREE:    ( o, o, o, o, o, o, o, P, P),

@@ -585,3 +585,45 @@ def test_a_park_tells_how_it_goes_on_where_that_is_asked_for() -> None:
     assert tenancy.freed(2) == []
     tenancy.parked(3)
     assert tenancy.freed(3) == []
+
+
+# -- parking in part ------------------------------------------------------------------------------
+
+
+def keeping() -> Tenancy:
+    """A tenant that parked in turn 3, all but 20 bytes."""
+    tenancy = running()
+    tenancy.leave()
+    acts = [Say(Quiesced(3)), Park(3, pieces=True, keep=30), Left()]
+    assert tenancy.heard(Release(3, pieces=True, keep=30)) == acts
+    assert tenancy.parked(3, 20) == [Say(Released(3, 20))]
+    assert phase_of(tenancy) is Phase.PARKED
+    return tenancy
+
+
+def test_who_kept_some_says_so_in_a_new_session() -> None:
+    hello = keeping().opened()[0]
+    assert isinstance(hello, Say)
+    assert isinstance(hello.message, Hello)
+    assert (hello.message.phase, hello.message.ahead) == (Phase.PARKED, True)
+
+
+def test_who_kept_some_is_told_to_park_the_rest_under_a_new_epoch() -> None:
+    tenancy = keeping()
+    assert tenancy.heard(Release(4, keep=5)) == [Say(Quiesced(4)), Park(4, keep=5)]
+    assert tenancy.parked(4) == [Say(Released(4))]
+    assert tenancy.heard(Release(5)) == [Say(Quiesced(5)), Say(Released(5))]  # nothing is left
+
+
+def test_a_turn_begins_with_what_was_kept() -> None:
+    tenancy = keeping()
+    tenancy.want(10)
+    assert tenancy.heard(Granted(4, 10)) == [Restore(4)]
+    assert tenancy.restored(4, None) == [Say(Restored(4)), Answer(4)]
+
+
+def test_a_park_that_failed_is_tried_again_with_all_of_it() -> None:
+    tenancy = running()
+    tenancy.leave()
+    tenancy.heard(Release(3, keep=30))
+    assert tenancy.park_failed(3, "busy") == [Say(Failed(3, "busy")), Park(3, again=True)]

@@ -1950,9 +1950,9 @@ def snapshot() -> dict[str, Any]:
     return stored
 
 
-@pytest.mark.parametrize("version", [None, 0, 4, "3"])
+@pytest.mark.parametrize("version", [None, 0, 5, "4"])
 def test_a_snapshot_of_another_version_is_refused(version: object) -> None:
-    with pytest.raises(ValueError, match=rf"state version {version}, this arbiter reads 3"):
+    with pytest.raises(ValueError, match=rf"state version {version}, this arbiter reads 4"):
         Node.from_json({**snapshot(), "state_version": version})
 
 
@@ -1961,7 +1961,7 @@ def test_a_snapshot_of_version_2_is_read() -> None:
     for device in data["devices"].values():
         del device["failed"]
     for tenant in data["tenants"].values():
-        for key in ("sampled", "growing", "residuals"):
+        for key in ("kept", "sampled", "growing", "residuals"):
             del tenant[key]
     assert Node.from_json(data) == Node.from_json(snapshot())
 
@@ -2083,3 +2083,87 @@ def test_an_intruder_is_seen_on_a_device_that_answers() -> None:
     it.wait(LIMITS.watch_s)
     (told,) = it.conditions()
     assert (told.kind, told.tenant, told.device) == (ConditionKind.INTRUDER, "wide", "gpu0")
+
+
+# -- parking in part -------------------------------------------------------------------------------
+
+
+def trainer_leaves(*members: Membership) -> Scene:
+    """The trainer, which can park in pieces, yielded its turn, and the rollout asks."""
+    it = scene(*members)
+    it.step(Connected(it.tenant("trainer").who, Hello("trainer", pieces=True)))
+    it.run("trainer")
+    it.leave("trainer")
+    it.heard("trainer")
+    it.acquire("rollout")
+    return it
+
+
+@pytest.mark.parametrize(
+    ("members", "keep"),
+    [
+        ((TRAINER, ROLLOUT), TOTAL - 80 - 3),
+        ((TRAINER, replace(ROLLOUT, need=None)), 0),
+        ((TRAINER, ROLLOUT, member("third", 10, 9)), TOTAL - 80 - 3 - 9),
+        ((TRAINER, replace(ROLLOUT, need=TOTAL * MIB)), 0),
+    ],
+    ids=["room", "nobody said what it needs", "a third one's residual", "no room"],
+)
+def test_a_tenant_keeps_what_the_next_one_has_no_use_for(
+    members: tuple[Membership, ...], keep: int
+) -> None:
+    it = trainer_leaves(*members)
+    assert it.heard("trainer") == [Release(1, keep=keep * MIB)]
+
+
+def test_who_parks_in_one_piece_keeps_nothing() -> None:
+    it = scene()
+    it.run("rollout")
+    it.leave("rollout")
+    it.heard("rollout")
+    it.acquire("trainer")
+    assert it.heard("rollout") == [Release(1)]
+
+
+def test_more_than_it_said_to_have_kept_is_too_much() -> None:
+    it = trainer_leaves(TRAINER, ROLLOUT)
+    it.hold("trainer", 3 + 10)
+    it.say("trainer", Released(1, 9 * MIB))
+    it.wait(LIMITS.verify_s)
+    assert it.phase("trainer") is Phase.FAULTED
+
+
+def test_nor_does_its_word_give_it_more_than_it_was_let_keep() -> None:
+    it = trainer_leaves(TRAINER, ROLLOUT)
+    it.say("trainer", Released(1, 90 * MIB))
+    assert it.tenant("trainer").kept == (TOTAL - 80 - 3) * MIB
+
+
+def test_what_is_kept_goes_when_its_process_begins_anew() -> None:
+    it = trainer_leaves(TRAINER, ROLLOUT)
+    it.hold("trainer", 3 + 9)
+    it.say("trainer", Released(1, 9 * MIB))
+    it.answer()
+    assert it.phase("rollout") is Phase.RESTORING
+    it.step(Connected(it.tenant("trainer").who, Hello("trainer", pieces=True)))
+    assert (it.phase("trainer"), it.tenant("trainer").kept) == (Phase.QUIESCING, 9 * MIB)
+    assert it.heard("trainer")[-1] == Release(1, keep=9 * MIB)
+
+
+def test_memory_of_nobody_beside_what_is_kept_makes_its_tenant_park_it() -> None:
+    it = trainer_leaves(TRAINER, ROLLOUT)
+    it.hold("trainer", 3 + 9)
+    it.hold(NOBODY, 10)
+    it.say("trainer", Released(1, 9 * MIB))
+    it.answer()
+    assert it.phase("rollout") is Phase.WAITING
+    assert it.heard("trainer")[-1] == Release(2)
+
+
+def test_what_is_kept_is_no_sample_of_the_residual() -> None:
+    it = trainer_leaves(TRAINER, ROLLOUT)
+    it.hold("trainer", 3 + 9)
+    it.say("trainer", Released(1, 9 * MIB))
+    it.answer()
+    it.wait(LIMITS.watch_s)
+    assert it.tenant("trainer").residuals == {}

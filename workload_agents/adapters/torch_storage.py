@@ -46,6 +46,11 @@ class _Parked:
     size: int  # bytes
     offset: int  # bytes, in the arena
 
+    @property
+    def on_device(self) -> int:
+        """At most so many bytes of its device once it is back."""
+        return _in_grains(self.size, self.storage.device)
+
 
 class TorchMemory:
     """The device memory of a torch program. Not thread-safe: a session makes one call at a time."""
@@ -53,7 +58,7 @@ class TorchMemory:
     def __init__(self) -> None:
         self._held: list[Held] = []
         self._parked: list[_Parked] = []
-        self._ahead = 0  # bytes of the devices that were taken since the last park
+        self._taken = 0  # bytes of the devices that the last park left, and that came since
         self._arena = _Arena()
 
     def hold(self, *things: Held) -> None:
@@ -69,10 +74,11 @@ class TorchMemory:
             _adopt(overlapping)
         self._held.extend(things)
 
-    def park(self, freed: Callable[[], None] = lambda: None) -> int:
+    def park(self, freed: Callable[[], None] = lambda: None, keep: int = 0) -> int:
         """Frees the held memory and returns how many bytes that was.
 
-        `freed` is called each time that about another eighth of it is back.
+        `freed` is called each time that about another eighth of it is back. Storages that fit into
+        `keep` bytes of the devices stay, the largest first: `taken` says how much that is.
 
         Raises ParkFailed, where host or device have no room for a copy for example. What was parked
         until then stays parked, and the next call goes on with the rest.
@@ -80,26 +86,20 @@ class TorchMemory:
         before = self._parked_bytes()
         try:
             storages, foreign = self._resident()
-            sizes = [storage.nbytes() for storage in storages] + [
-                _extent(group) for group in foreign
-            ]
-            self._arena.reserve(sum(map(_aligned, sizes)))
-            piece, unsaid = sum(sizes) / PIECES, 0
-            for storage in storages:
-                unsaid += self._park(storage)
-                # What is foreign needs room for a moment: nobody is to take it before.
-                if unsaid >= piece and storage.device.type == "cpu" and not foreign:
-                    unsaid = 0
-                    freed()
-            for group in foreign:  # last: each needs room on the device for a moment
-                self._park(_adopt(group))
+            staying = _that_fit(storages, keep)
+            stay = {storage.data_ptr() for storage in staying}
+            leaving = [storage for storage in storages if storage.data_ptr() not in stay]
+            self._park_all(leaving, foreign, freed)
+            taken = sum(map(_on_device, staying)) + _stuck(staying)
+            if taken > keep:
+                self._park_all(staying, [], freed)
+                taken = 0
         except (OSError, RuntimeError, TypeError) as error:
             raise ParkFailed(
                 f"torch memory: parked {self._parked_bytes()} bytes, then {_line(error)}; they stay"
                 " parked, park again for the rest"
             ) from error
-        _return_cached_blocks(self._parked)
-        self._ahead = 0
+        self._taken = taken
         return self._parked_bytes() - before
 
     def restore(self) -> int:
@@ -114,15 +114,20 @@ class TorchMemory:
         return before
 
     def restore_ahead(self, size: int) -> int:
-        """Brings back what fits in `size` bytes, in all calls since the park together.
+        """Brings back what fits in `size` bytes, with what the park kept and all calls since.
 
         Returns how many bytes that was now. Raises RestoreFailed as `restore` does.
         """
         before = self._parked_bytes()
-        while self._parked and (more := _on_device(self._parked[-1])) <= size - self._ahead:
+        while self._parked and (more := self._parked[-1].on_device) <= size - self._taken:
             self._restore_one()
-            self._ahead += more
+            self._taken += more
         return before - self._parked_bytes()
+
+    @property
+    def taken(self) -> int:
+        """Bytes of the devices, all together, that the last park left and that came back ahead."""
+        return self._taken
 
     @property
     def resident(self) -> int:
@@ -153,6 +158,25 @@ class TorchMemory:
         self._parked.pop()
         self._arena.give_back(parked.offset)
         return parked.size
+
+    def _park_all(
+        self,
+        storages: list[torch.UntypedStorage],
+        foreign: list[list[torch.Tensor]],
+        freed: Callable[[], None],
+    ) -> None:
+        sizes = [storage.nbytes() for storage in storages] + [_extent(group) for group in foreign]
+        self._arena.reserve(sum(map(_aligned, sizes)))
+        piece, unsaid = sum(sizes) / PIECES, 0
+        for storage in storages:
+            unsaid += self._park(storage)
+            # What is foreign needs room for a moment: nobody is to take it before.
+            if unsaid >= piece and storage.device.type == "cpu" and not foreign:
+                unsaid = 0
+                freed()
+        for group in foreign:  # last: each needs room on the device for a moment
+            self._park(_adopt(group))
+        _return_cached_blocks(self._parked)
 
     def _park(self, storage: torch.UntypedStorage) -> int:
         size = int(storage.nbytes())
@@ -334,10 +358,36 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _on_device(parked: _Parked) -> int:
-    """At most so many bytes of its device, which gives whole pages or blocks."""
-    grain = mmap.PAGESIZE if parked.storage.device.type == "cpu" else _BLOCK
-    return -(-parked.size // grain) * grain
+def _on_device(storage: torch.UntypedStorage) -> int:
+    return _in_grains(int(storage.nbytes()), storage.device)
+
+
+def _in_grains(size: int, device: torch.device) -> int:
+    """A device gives whole pages or blocks."""
+    grain = mmap.PAGESIZE if device.type == "cpu" else _BLOCK
+    return -(-size // grain) * grain
+
+
+def _that_fit(storages: Iterable[torch.UntypedStorage], size: int) -> list[torch.UntypedStorage]:
+    """The largest first: on an accelerator small ones share the allocator's segments."""
+    fit = []
+    for storage in sorted(storages, key=_on_device, reverse=True):
+        if (more := _on_device(storage)) <= size:
+            fit.append(storage)
+            size -= more
+    return fit
+
+
+def _stuck(storages: Iterable[torch.UntypedStorage]) -> int:
+    """Bytes that the caching allocator cannot return since these are in their segments.
+
+    Not run on hardware yet.
+    """
+    devices = {storage.device for storage in storages if storage.device.type != "cpu"}
+    return sum(
+        torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
+        for device in devices
+    )
 
 
 def _return_cached_blocks(parked: Iterable[_Parked]) -> None:

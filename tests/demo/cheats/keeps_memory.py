@@ -7,8 +7,9 @@ from collections.abc import Callable
 from workload_agents.adapters.torch_storage import TorchMemory
 
 
-def park_nothing(self: TorchMemory, freed: Callable[[], None] = lambda: None) -> int:
+def park_nothing(self: TorchMemory, freed: Callable[[], None] = lambda: None, keep: int = 0) -> int:
     freed()
+    del keep  # whatever may stay
     return self.resident
 
 
