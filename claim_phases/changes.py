@@ -31,8 +31,8 @@ from claim_phases.phases import ASIDE, Phase, Signal, after
 REREAD_FIRST_S = 0.001
 REREAD_LAST_S = 0.05
 
-KEEPING = ASIDE | {Phase.QUIESCING, Phase.RELEASING, Phase.VERIFYING}
-"""The phases in which what a tenant may keep says something."""
+KEEPING = ASIDE | {Phase.QUIESCING, Phase.RELEASING, Phase.VERIFYING, Phase.FAULTED}
+"""The phases in which what a tenant may keep says something: who is late may still keep it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Changes:
         tenant.overdue = False
         if tenant.phase is not Phase.WAITING:
             tenant.ahead = 0
-        if tenant.gone or tenant.phase not in KEEPING:
+        if tenant.gone or tenant.phase not in KEEPING or signal in (Signal.HELD, Signal.INTRUDE):
             tenant.kept = 0
         if not {before, tenant.phase} <= ASIDE:  # else no memory moves
             for name in tenant.who.devices:
@@ -107,7 +107,7 @@ class Changes:
         if not tenant.ahead:
             self.node.epoch += 1
             tenant.epoch = self.node.epoch
-        tenant.ahead, tenant.parked = size, False
+        tenant.ahead, tenant.parked, tenant.ran = size, False, True
         self._tell_room(tenant)
         self.send(tenant, Room(tenant.epoch, size))
 

@@ -94,6 +94,8 @@ class Judge:
                 self._do.free(tenant)
             elif tenant.ahead:
                 self._do.refuse(tenant, lost)
+            elif tenant.aside and tenant.kept:
+                self._do.displace(tenant)
 
     def _answers(self, device: Device) -> None:
         if device.failed:
@@ -144,19 +146,21 @@ class Judge:
         elif tenant.phase is Phase.FAULTED and over is None and (tenant.parked or tenant.gone):
             self._do.tell(ConditionKind.CLEARED, f"{tenant.name} has left its devices", tenant.name)
             self._do.free(tenant)
-        elif tenant.aside and not tenant.beyond and tenant.epoch > tenant.sampled:
+        elif tenant.aside and not tenant.ahead and tenant.epoch > tenant.sampled:
             self._sample(tenant, usages)
 
     def _sample(self, tenant: Tenant, usages: Mapping[str, Usage]) -> None:
         """The first attributed reading after a park says what the tenant keeps; does it grow?"""
         tenant.sampled = tenant.epoch
         tenant.residuals = {
-            name: tenant.residuals.get(name, Trend()).with_park(usages[name].of(tenant.name) or 0)
+            name: tenant.residuals.get(name, Trend()).with_park(
+                max(0, (usages[name].of(tenant.name) or 0) - tenant.kept)
+            )
             for name in tenant.who.devices
         }
         if tenant.growing:
             return
-        budget = tenant.budget
+        budget = tenant.residual
         grows = {name: trend.growth(budget) for name, trend in tenant.residuals.items()}
         found = [(growth.left, name, growth) for name, growth in grows.items() if growth]
         if not found:

@@ -71,7 +71,7 @@ class Tenant:
     it was first told to leave its present turn (0.0: it was not), `back_at` when it will want a
     turn again, by its own word. `pieces`: it can park and restore in pieces. Bytes on each device,
     beyond its residual budget: `ahead` is what it was given room for ahead of its turn, `kept` what
-    it may keep from the one before. `ran`: it had a turn in this life.
+    it may keep from the one before. `ran`: it had a turn in this life, or room.
 
     `residuals` is the trend of what it keeps on each device while parked, in this life; `sampled`
     is the epoch of the newest turn whose park is in it; `growing`: it was told that it grows.

@@ -29,7 +29,7 @@ class Signal(StrEnum):
     DISPLACE = "displace"  # somebody needs the room: it is told to release
     QUIESCED = "quiesced"  # its work is finished or paused
     RELEASED = "released"  # it says that its memory is parked
-    FREE = "free"  # its memory is measured to be no more than its residual budget
+    FREE = "free"  # its memory is measured to be no more than its budget
     HELD = "held"  # it said released, and the device says otherwise
     FAIL = "fail"  # it could not park or restore, or took longer than its deadline
     LAPSE = "lapse"  # its turn is taken: its session or its device is lost, or it overstayed

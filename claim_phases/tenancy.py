@@ -346,5 +346,5 @@ class Tenancy:
 
     @property
     def aside(self) -> bool:
-        """Whether the tenant holds no more than its residual budget, by its own account."""
+        """Whether the tenant has no turn, and holds no more than it may, by its own account."""
         return self.phase in ASIDE

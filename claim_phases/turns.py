@@ -108,8 +108,10 @@ class Turns:
                 self.node.devices[name].early = 0
             if len(self.node.tenants) == 1:
                 self._do.arm(TimerKind.WATCH, "", 0, self._limits.watch_s)
+            self._make_way_for_residual(tenant)
         elif tenant.who.incarnation != who.incarnation:
             self._end_of_life(tenant, then=who)
+            self._make_way_for_residual(tenant)
         elif tenant.gone:
             reason = f"the processes of {who.tenant} have ended: start them again"
             self._do.refuse_session(who.tenant, reason)
@@ -151,7 +153,7 @@ class Turns:
             case Phase.QUIESCING | Phase.RELEASING:
                 self._do.release(tenant)
             case Phase.FAULTED:
-                self._do.displace(tenant)
+                self._do.displace(tenant, tenant.kept)
             case Phase.PARKED | Phase.WAITING | Phase.YIELDED | Phase.VERIFYING:
                 pass
             case _:
@@ -370,17 +372,16 @@ class Turns:
                 self._make_room_ahead(tenant, holders)
             return
         residents = [t for t in others if t.phase is Phase.YIELDED]
-        if tenant.who.objectives.harvests and any(
-            self._is_back_soon(resident) for resident in residents
-        ):
-            return  # the node looks again at its next watch
         keepers = [t for t in others if t.aside and t.kept]
+        asked = residents if verdicts.fit(self.node, tenant, residents) else residents + keepers
+        if tenant.who.objectives.harvests and any(map(self._is_back_soon, asked)):
+            return  # the node looks again at its next watch
         if self._make_way(tenant, residents, keepers):
             return
         if tenant.phase is Phase.YIELDED:
             self._do.grant(tenant, Signal.RESUME)
         elif (usages := self._judge.readings(tenant)) is not None:
-            self._grant_into_room(tenant, residents + keepers, usages)
+            self._grant_into_room(tenant, residents, keepers, usages)
         elif not tenant.asked or tenant.asked < max(device.changed for device in devices):
             self._ask(tenant, attribute=tenant.overdue or bool(keepers or tenant.beyond))
 
@@ -436,6 +437,13 @@ class Turns:
                 self._do.displace(keeper, room)
         return any(one.phase is Phase.QUIESCING for one in residents + keepers)
 
+    def _make_way_for_residual(self, tenant: Tenant) -> None:
+        """What one that has just come may keep, others have no use for no more."""
+        for other in self.node.beside(tenant):
+            room = verdicts.room_to_keep(self.node, other)
+            if other.aside and not other.ahead and room < other.kept:
+                self._do.displace(other, room)
+
     def _displace_all(self, residents: list[Tenant]) -> None:
         for resident in residents:
             self._do.displace(resident)
@@ -446,7 +454,11 @@ class Turns:
         self._do.measure(tenant.who.devices, attribute=attribute)
 
     def _grant_into_room(
-        self, tenant: Tenant, residents: list[Tenant], usages: Mapping[str, Usage]
+        self,
+        tenant: Tenant,
+        residents: list[Tenant],
+        keepers: list[Tenant],
+        usages: Mapping[str, Usage],
     ) -> None:
         """Grant when every device is measured free and has the room; look again when not."""
         beyond = any(one.aside and one.beyond for one in (tenant, *self.node.beside(tenant)))
@@ -457,7 +469,8 @@ class Turns:
             limit = verdicts.allowed(self.node, self.node.devices[name], grants_to=tenant)
             apart = verdicts.held_beyond(self.node, usages[name])
             if limit is None or usages[name].used - apart > limit:
-                self._displace_all(residents)  # one has outgrown its declared need
+                # One has outgrown its declared need; what is kept is not in the way at once.
+                self._displace_all(residents + keepers if tenant.overdue else residents)
                 self._occupied(tenant)
                 return
         short = verdicts.short_of_room(self.node, tenant, usages)
@@ -465,8 +478,8 @@ class Turns:
             self._do.grant(tenant, Signal.GRANT)
         elif short.tenants is None:
             self._ask(tenant, attribute=True)
-        elif residents:
-            self._displace_all(residents)
+        elif residents or keepers:
+            self._displace_all(residents + keepers)
         else:
             total = self.node.devices[short.device].total
             self._do.refuse(
@@ -561,7 +574,7 @@ class Turns:
         fault = tenant.fault
         match rung.step:
             case Step.ASK if tenant.phase is Phase.FAULTED and tenant.connected:
-                self._do.displace(tenant)
+                self._do.displace(tenant, tenant.kept)
                 done = "it is told to release once more"
             case Step.ASK:
                 done = (

@@ -177,16 +177,16 @@ def room_ahead(node: Node, tenant: Tenant, usages: Mapping[str, Usage]) -> int:
     return max(0, min(rooms) - tenant.residual)
 
 
-def room_to_keep(node: Node, tenant: Tenant, waiting: Tenant) -> int:
-    """Bytes on each device, beyond its residual budget, that a tenant need not park for another's
-    turn: each of the others may have what it is promised.
+def room_to_keep(node: Node, tenant: Tenant, waiting: Tenant | None = None) -> int:
+    """Bytes on each device, beyond its residual budget, that a tenant need not park for the sake of
+    those that have a turn, or wait for it: each of the others may have what it is promised.
     """
     if not tenant.pieces:
         return 0
     rooms = []
     for name in tenant.who.devices:
         device = node.devices[name]
-        room = device.total - max(device.baseline, device.foreign) - tenant.residual
+        room = device.total - device.baseline - device.foreign - tenant.residual
         for other in node.on(name):
             if other is tenant:
                 continue

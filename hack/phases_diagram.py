@@ -49,7 +49,7 @@ class Kind:
 
 
 KINDS = {
-    "aside": Kind("within its residual budget", "#eaeef2", INK),
+    "aside": Kind("within its budget", "#eaeef2", INK),
     "turn": Kind("has the turn", "#1a7f37", "#ffffff"),
     "resident": Kind("resident until displaced", "#54aeff", "#0a3069"),
     "holding": Kind("nobody else is granted", "#d4a72c", "#3b2300"),

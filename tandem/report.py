@@ -57,7 +57,7 @@ class DeviceFigures:
     """A device as the observer saw it, in bytes; None where no sample says it.
 
     `residual` is the most that a tenant held in a sample that lies wholly in Parked or Waiting,
-    before it was given room to restore ahead of its turn.
+    before it was given room to restore ahead of its turn, and where it kept nothing from one.
     """
 
     capacity: int | None

@@ -73,7 +73,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Room:
-    """A waiting tenant may hold so much on each device ahead of its turn, beyond its budget."""
+    """A tenant may hold so much on each device without a turn, beyond its residual budget."""
 
     t: float
     tenant: str

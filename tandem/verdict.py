@@ -71,30 +71,42 @@ def judge(run: Run, rules: Rules) -> tuple[str, ...]:
 class _Phases:
     """The phases of one tenant; None before its hello and after its end.
 
-    `rooms` are the bytes that it may hold ahead of its turn, from each of `made` on.
+    `rooms` are the bytes that it may hold without a turn, from each of `made` on; `fills`: into
+    that it restores. What it kept from its turn stands still: that is told with its phase.
     """
 
     times: Sequence[float]
     phases: Sequence[Phase | None]
     made: Sequence[float]
     rooms: Sequence[int]
+    fills: Sequence[bool]
 
     @classmethod
     def of(cls, changes: Sequence[PhaseChange], rooms: Sequence[Room]) -> "_Phases":
+        at = {change.t for change in changes}
         made = sorted(
-            [*((room.t, room.size) for room in rooms), *((change.t, 0) for change in changes)]
+            [
+                *((room.t, room.size, room.t not in at) for room in rooms),
+                *((t, 0, False) for t in at),
+            ]
         )
         return cls(
             [change.t for change in changes],
             [None, *(None if change.after == "Gone" else change.after for change in changes)],
-            [t for t, _ in made],
-            [0, *(size for _, size in made)],
+            [t for t, _, _ in made],
+            [0, *(size for _, size, _ in made)],
+            [False, *(fills for _, _, fills in made)],
         )
 
     def room(self, t0: float, t1: float) -> int:
-        """The most that it may hold ahead of its turn at any time in [t0, t1]."""
+        """The most that it may hold without a turn at any time in [t0, t1]."""
         first, last = bisect_right(self.made, t0), bisect_right(self.made, t1)
         return max(self.rooms[first : last + 1])
+
+    def moves(self, t0: float, t1: float) -> bool:
+        """Whether its memory may come or go in [t0, t1]."""
+        first, last = bisect_right(self.made, t0), bisect_right(self.made, t1)
+        return bool(self.within(t0, t1) & _MOVING) or any(self.fills[first : last + 1])
 
     def within(self, t0: float, t1: float) -> frozenset[Phase | None]:
         """Every phase that has a part in [t0, t1]."""
@@ -208,7 +220,7 @@ def _memory(
         for device, capacity in rules.capacity.items():
             _residuals(breaches, sample, device, rules, within, ahead)
             _together(breaches, sample, device, rules, within)
-            _capacity(breaches, sample, device, capacity, within, ahead)
+            _capacity(breaches, sample, device, capacity, phases)
         for stranger in sample.strangers:
             breaches.add(
                 ("stranger", stranger.pid, stranger.device),
@@ -276,8 +288,7 @@ def _capacity(
     sample: Sample,
     device: str,
     capacity: int,
-    within: _Within,
-    ahead: Mapping[str, int],
+    phases: Mapping[str, _Phases],
 ) -> None:
     use = sample.devices.get(device)
     if use is None or not capacity <= use.total < capacity + mmap.PAGESIZE:
@@ -287,7 +298,7 @@ def _capacity(
         )
     # The processes are read one after the other, so a sum means something only if at most one
     # tenant's memory moves meanwhile.
-    moving = [name for name, phases in within.items() if phases & _MOVING or ahead[name]]
+    moving = [name for name, one in phases.items() if one.moves(sample.t0, sample.t1)]
     resident = sum(by_device.get(device, 0) for by_device in sample.tenants.values())
     if len(moving) <= 1 and resident > capacity:
         breaches.add(

@@ -66,17 +66,21 @@ def test_copy_compares_with_the_same_by_hand() -> None:
 
 
 def test_overlap_compares_handovers_with_the_copies_that_they_are_made_of() -> None:
-    loose = "overlap.OVERLAPPED_MAX = 0; overlap.COPIES = 2"
+    loose = "overlap.OVERLAPPED_MAX = overlap.PART_MAX = 0; overlap.COPIES = 2"
     result = run("overlap", "--mib", "64", "-n", "4", bounds=loose, status=(1,))
     assert result["simulated"]
-    for way in ("after", "ahead"):
+    for way in ("after", "ahead", "part"):
         assert result[way]["n"] == 4
         assert result[way]["p50"] > 0
     beside = result["beside_another"]
     assert result["ratio"]["ahead"] == (
-        result["ahead"]["p50"] / 1e3 / 0.75 / max(beside["park_s"], beside["restore_s"])
+        result["ahead"]["p50"] / 1e3 / max(beside["park_s"], beside["restore_s"])
     )
-    assert figures(result, kept=False) == ["overlapped handover by the longer copy"]
+    assert result["ratio"]["part"] == result["part"]["p50"] / result["ahead"]["p50"]
+    assert figures(result, kept=False) == [
+        "overlapped handover by the longer copy",
+        "handover of three quarters by that of all",
+    ]
 
 
 def test_makespan_compares_real_turns_with_ideal_ones() -> None:

@@ -26,6 +26,7 @@ FLOOR = {
     "messages come again": 3_000,
     "waits are given up": 16_000,
     "each restores while the other parks": 4_500,
+    "what is kept is too much for a third": 12_000,
     "overlapping, the arbiter crashes": 6_500,
     "overlapping, a session breaks": 12_000,
     "overlapping, an agent begins anew": 8_000,

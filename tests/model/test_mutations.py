@@ -388,7 +388,11 @@ class IgnoresRoom(Mutant):
     """Grants without a look at what is in use."""
 
     def _grant_into_room(
-        self, tenant: Tenant, residents: list[Tenant], usages: Mapping[str, Usage]
+        self,
+        tenant: Tenant,
+        residents: list[Tenant],
+        keepers: list[Tenant],
+        usages: Mapping[str, Usage],
     ) -> None:
         self._do.grant(tenant, Signal.GRANT)
 
@@ -412,7 +416,11 @@ class JudgesBySum(Mutant):
         super()._ask(tenant, attribute=attribute and not tenant.ahead)
 
     def _grant_into_room(
-        self, tenant: Tenant, residents: list[Tenant], usages: Mapping[str, Usage]
+        self,
+        tenant: Tenant,
+        residents: list[Tenant],
+        keepers: list[Tenant],
+        usages: Mapping[str, Usage],
     ) -> None:
         if all(
             usage.used <= by_budgets(self.node, self.node.devices[name])
@@ -429,12 +437,16 @@ class TakesKeptForParked(Mutant):
     """Grants beside one that kept some as if that were not there."""
 
     def _grant_into_room(
-        self, tenant: Tenant, residents: list[Tenant], usages: Mapping[str, Usage]
+        self,
+        tenant: Tenant,
+        residents: list[Tenant],
+        keepers: list[Tenant],
+        usages: Mapping[str, Usage],
     ) -> None:
-        if any(one.kept for one in residents):
+        if keepers:
             self._do.grant(tenant, Signal.GRANT)
         else:
-            super()._grant_into_room(tenant, residents, usages)
+            super()._grant_into_room(tenant, residents, keepers, usages)
 
     def _make_way(self, tenant: Tenant, residents: list[Tenant], _: list[Tenant]) -> bool:
         return super()._make_way(tenant, residents, [])

@@ -192,12 +192,13 @@ class World:
         stale = self._stale(event)
         before = decisions(self.node) if stale else None
         queue = tuple(self.node.queue)
-        self._beyond = {name: t.beyond for name, t in self.node.tenants.items() if t.aside}
+        begun = {name for name, tenant in self.node.tenants.items() if tenant.ahead}
+        self._beyond = {name: tenant.beyond for name, tenant in self.node.tenants.items()}
         self._truth = truth
         effects = self.turns.step(event, self.now)
         if stale and decisions(self.node) != before:
             raise Violation(f"no message of an older epoch changes anything: {event} did")
-        self._check_order(queue)
+        self._check_order(queue, begun)
         self._check_loss(event, effects, phases)
         self._check_told(effects, phases)
         stores = any(isinstance(effect, Send | Tell) for effect in effects)
@@ -334,12 +335,16 @@ class World:
                     f"{name} was granted where {used} of {device} are in use and {limit} allowed"
                 )
 
-    def _check_order(self, before: tuple[str, ...]) -> None:
-        """The head of the queue reserves its devices: served first, or nobody is on them."""
+    def _check_order(self, before: tuple[str, ...], begun: set[str]) -> None:
+        """The head of the queue reserves its devices: served first, or nobody is on them.
+
+        Who has begun to restore ahead of its turn comes before all.
+        """
         node = self.node
         for index, name in enumerate(before):
             if (
                 name in node.queue
+                or name in begun
                 or name not in node.tenants
                 or node.tenants[name].phase not in TURN
             ):

@@ -2150,20 +2150,65 @@ def test_what_is_kept_goes_when_its_process_begins_anew() -> None:
     assert it.heard("trainer")[-1] == Release(1, keep=9 * MIB)
 
 
-def test_memory_of_nobody_beside_what_is_kept_makes_its_tenant_park_it() -> None:
+def kept_nine(*members: Membership) -> Scene:
+    """The trainer parked all but 9, and the rollout was granted."""
+    it = trainer_leaves(*(members or (TRAINER, ROLLOUT)))
+    it.hold("trainer", 3 + 9)
+    it.say("trainer", Released(1, 9 * MIB))
+    it.answer()
+    it.heard("trainer")
+    return it
+
+
+def test_memory_of_nobody_beside_what_is_kept_is_nobodys() -> None:
     it = trainer_leaves(TRAINER, ROLLOUT)
     it.hold("trainer", 3 + 9)
     it.hold(NOBODY, 10)
     it.say("trainer", Released(1, 9 * MIB))
     it.answer()
     assert it.phase("rollout") is Phase.WAITING
-    assert it.heard("trainer")[-1] == Release(2)
+    it.wait(LIMITS.verify_s + LIMITS.blocked_s + 3)
+    assert it.refusal("rollout").startswith("10.0 MiB of gpu0 belong to nobody that can be seen")
+    assert it.phase("trainer") is Phase.PARKED
 
 
-def test_what_is_kept_is_no_sample_of_the_residual() -> None:
+def test_what_is_kept_is_no_part_of_the_residual() -> None:
+    it = kept_nine()
+    it.wait(LIMITS.watch_s)
+    assert it.tenant("trainer").residuals["gpu0"].recent == (3 * MIB,)
+
+
+def test_who_parks_too_late_may_keep_what_it_was_let_keep() -> None:
     it = trainer_leaves(TRAINER, ROLLOUT)
+    it.wait(LIMITS.park_s)
+    assert it.phase("trainer") is Phase.FAULTED
     it.hold("trainer", 3 + 9)
     it.say("trainer", Released(1, 9 * MIB))
     it.answer()
+    assert it.phase("trainer") is Phase.PARKED
+
+
+def test_who_was_lost_while_it_parked_may_too() -> None:
+    it = trainer_leaves(TRAINER, ROLLOUT)
+    it.step(Lost("trainer"))
+    it.wait(LIMITS.lease_s)
+    assert it.phase("trainer") is Phase.FAULTED
+    it.step(Connected(it.tenant("trainer").who, Hello("trainer", Phase.RELEASING, 1, pieces=True)))
+    it.hold("trainer", 3 + 9)
+    it.say("trainer", Released(1, 9 * MIB))
+    it.answer()
+    assert it.phase("trainer") is Phase.PARKED
+
+
+def test_the_residual_of_one_that_comes_is_room_that_none_may_keep() -> None:
+    it = kept_nine(TRAINER, replace(ROLLOUT, need=(TOTAL - 3 - 9) * MIB))
+    assert it.phase("rollout") is Phase.RESTORING
+    it.step(Connected(member("third", 10, 4), Hello("third")))
+    assert it.heard("trainer") == [Release(3, keep=5 * MIB)]
+
+
+def test_who_kept_some_on_a_device_that_fails_is_told_to_park_it() -> None:
+    it = kept_nine()
+    it.broken.add("gpu0")
     it.wait(LIMITS.watch_s)
-    assert it.tenant("trainer").residuals == {}
+    assert it.heard("trainer") == [Release(3)]

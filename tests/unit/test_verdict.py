@@ -143,6 +143,17 @@ def test_what_is_restored_into_room_that_was_free_is_no_breach() -> None:
     assert judge(run(AHEAD, samples, rooms=ROOMS), RULES) == ()
 
 
+def test_what_is_kept_counts_into_what_the_device_has() -> None:
+    """It stands still, so the sum of a sample says something."""
+    changes = (*HANDOVER[:9], change(1.4, "rollout", PARKED, 1), change(1.5, "trainer", RUNNING, 2))
+    kept = Room(1.4, "rollout", 1, 100 * MIB, ("gpu0",))
+    fits = sample(1.6, rollout=100, trainer=CAPACITY // MIB - 100)
+    assert judge(run(changes, (*SAMPLES, fits), rooms=(kept,)), RULES) == ()
+    more = sample(1.6, rollout=101, trainer=CAPACITY // MIB - 100)
+    told = only(judge(run(changes, (*SAMPLES, more), rooms=(kept,)), RULES))
+    assert told.startswith("tenants held ")
+
+
 def test_more_than_the_room_that_was_free() -> None:
     samples = (*SAMPLES[:4], sample(1.2, rollout=200, trainer=59))
     told = only(judge(run(AHEAD, samples, rooms=ROOMS), RULES))

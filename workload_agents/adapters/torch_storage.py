@@ -86,13 +86,16 @@ class TorchMemory:
         before = self._parked_bytes()
         try:
             storages, foreign = self._resident()
-            staying = _that_fit(storages, keep)
+            # What is foreign needs the room for a moment.
+            staying = [] if foreign else _that_fit(storages, keep)
             stay = {storage.data_ptr() for storage in staying}
             leaving = [storage for storage in storages if storage.data_ptr() not in stay]
             self._park_all(leaving, foreign, freed)
+            _return_cached_blocks(storages)
             taken = sum(map(_on_device, staying)) + _stuck(staying)
             if taken > keep:
                 self._park_all(staying, [], freed)
+                _return_cached_blocks(storages)
                 taken = 0
         except (OSError, RuntimeError, TypeError) as error:
             raise ParkFailed(
@@ -176,7 +179,6 @@ class TorchMemory:
                 freed()
         for group in foreign:  # last: each needs room on the device for a moment
             self._park(_adopt(group))
-        _return_cached_blocks(self._parked)
 
     def _park(self, storage: torch.UntypedStorage) -> int:
         size = int(storage.nbytes())
@@ -390,8 +392,8 @@ def _stuck(storages: Iterable[torch.UntypedStorage]) -> int:
     )
 
 
-def _return_cached_blocks(parked: Iterable[_Parked]) -> None:
-    if any(one.storage.device.type != "cpu" for one in parked):
+def _return_cached_blocks(storages: Iterable[torch.UntypedStorage]) -> None:
+    if any(storage.device.type != "cpu" for storage in storages):
         torch.accelerator.synchronize()
         torch.accelerator.empty_cache()
 
