@@ -1,7 +1,7 @@
 """From the files of a run to the figures about it. Pure, but for `Report.render`, which prints."""
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class DeviceFigures:
     """A device as the observer saw it, in bytes; None where no sample says it.
 
     `residual` is the most that a tenant held in a sample that lies wholly in Parked or Waiting,
-    before it was given room to restore ahead of its turn, and where it kept nothing from one.
+    before it was given room to restore ahead of its turn, without what it was let keep from one.
     """
 
     capacity: int | None
@@ -224,13 +224,21 @@ def _device(run: Run, passed: Turns, names: Sequence[str]) -> DeviceFigures:
         if stay.phase in ASIDE and set(stay.devices) & set(names):
             aside[stay.tenant].append(stay)
     for tenant, stays in sorted(aside.items()):
-        made = [room.t for room in run.rooms if room.tenant == tenant]
+        rooms = [room for room in run.rooms if room.tenant == tenant]
+        starts = [stay.start for stay in stays]
+        kept = {
+            room.t: room.size * len(set(names) & set(room.devices))
+            for room in rooms
+            if room.t in starts
+        }
+        ahead = [room.t for room in rooms if room.t not in kept]
         held = [
             sum(sample.tenants.get(tenant, {}).get(name, 0) for name in names)
-            for sample in _within(samples, _until(made, _joined(stays)))
+            - kept.get(starts[bisect_right(starts, sample.t0) - 1], 0)
+            for sample in _within(samples, _until(ahead, _joined(stays)))
         ]
         if held:
-            residual[tenant] = max(held)
+            residual[tenant] = max(0, *held)
     uses = [
         [sample.devices[name] for name in names if name in sample.devices] for sample in samples
     ]

@@ -327,6 +327,13 @@ class TestReport:
         assert report.device.residual == {"a": 7}
         assert report.device.peak == 100
 
+    def test_what_was_kept_from_a_turn_is_no_residual(self) -> None:
+        changes = (_change(0.0, "a", "Parked", 1), _change(2.0, "a", "Waiting", 1))
+        samples = (_sample(0.5, 0.6, 57), _sample(2.5, 2.6, 58), _sample(4.0, 4.1, 90))
+        rooms = tuple(Room(t, "a", 1, 50, ("gpu0",)) for t in (0.0, 2.0))
+        run = Run((), (*changes, _change(3.0, "a", "Running", 2)), (), (), samples, (), ())
+        assert report_of(replace(run, rooms=rooms)).device.residual == {"a": 8}
+
     def test_what_is_restored_ahead_of_the_turn_is_no_residual(self) -> None:
         changes = (_change(0.0, "a", "Parked", 0), _change(2.0, "a", "Waiting", 0))
         samples = (_sample(2.5, 2.6, 7), _sample(3.0, 3.1, 50), _sample(4.0, 4.1, 90))
