@@ -58,6 +58,9 @@ LIMITS = Limits()
 STEPS_AT_ONCE = 100
 """More steps than this from one event, without a timer in between, are a loop."""
 
+IN_CALM = 500
+"""The same for a whole world whose chaos left messages, commands and readings to be worked off."""
+
 OF_THE_ARBITER = ("say", "lost", "gone", "scan", "fire", "restart")
 """What the arbiter takes a step for, of all that happens."""
 
@@ -767,7 +770,7 @@ class World:
             soon = next((action for action in actions if action[0] != "fire"), None)
             if soon is not None:
                 busy += 1
-                if busy > STEPS_AT_ONCE:
+                if busy > IN_CALM:
                     raise Violation(f"nothing loops for ever: {soon} comes again and again")
                 self.do(soon)
                 continue
