@@ -325,7 +325,9 @@ class World:
                 if not resident and phase not in ASIDE:
                     raise Violation(f"{name} was granted beside {other.name}, {phase} on {device}")
                 agent = self.agents[other.name]
-                may_hold = (other.who.need or 0) if resident else other.budget
+                # One that kept some may be told, later in this step, to give it up.
+                beyond = max(other.beyond, self._beyond.get(other.name, 0))
+                may_hold = (other.who.need or 0) if resident else other.residual + beyond
                 limit += may_hold
                 if agent.honest and agent.alive and agent.held > may_hold:
                     raise Violation(
