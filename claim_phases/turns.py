@@ -373,9 +373,10 @@ class Turns:
             return
         residents = [t for t in others if t.phase is Phase.YIELDED]
         keepers = [t for t in others if t.aside and t.kept]
-        asked = residents if verdicts.fit(self.node, tenant, residents) else residents + keepers
-        if tenant.who.objectives.harvests and any(map(self._is_back_soon, asked)):
-            return  # the node looks again at its next watch
+        if tenant.who.objectives.harvests:
+            fits = verdicts.fit(self.node, tenant, residents)
+            if any(map(self._is_back_soon, residents if fits else residents + keepers)):
+                return  # the node looks again at its next watch
         if self._make_way(tenant, residents, keepers):
             return
         if tenant.phase is Phase.YIELDED:
@@ -427,7 +428,7 @@ class Turns:
 
         Who kept some before does so only if there is no room beside that either.
         """
-        if verdicts.fit(self.node, tenant, residents):
+        if not (residents or keepers) or verdicts.fit(self.node, tenant, residents):
             return False
         for resident in residents:
             self._do.displace(resident, verdicts.room_to_keep(self.node, resident, tenant))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "manifests" / "examples" / "trl-grpo"
 CHEATS = Path(__file__).with_name("cheats")
 REWARD = "the reward rose by"
-"""What a run says that is too short to learn: ``test_demo.py` runs one that is not."""
+"""What a run says that is too short to learn: `test_demo.py` runs one that is not."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,9 @@ class Demo:
 
     @property
     def serious(self) -> list[str]:
-        """The failures, but for those of learning too little."""
-        return [one for one in self.told["failures"] if REWARD not in one]
+        """The failures, but for those of learning too little, which begin with the way's name."""
+        allowed = re.compile(rf"(\w+: )?{REWARD} ")
+        return [one for one in self.told["failures"] if not allowed.match(one)]
 
     def failures(self, *words: str) -> list[str]:
         """The failures that hold every word."""
