@@ -244,8 +244,7 @@ class Tenancy:
             return self._abandon(reason)
         if self.phase is Phase.RUNNING:
             self.taken = reason
-        if not self._held:
-            return [Say(Quiesced(epoch)), Say(Released(epoch))]
+        # Also with nothing left by its own account: it is asked for what the device shows.
         return self._park(pieces, keep)
 
     def _abandon(self, reason: str) -> list[Act]:

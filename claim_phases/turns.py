@@ -118,6 +118,7 @@ class Turns:
             return
         tenant.connected, tenant.pieces = True, hello.pieces
         if tenant.beyond and tenant.aside and not hello.ahead:  # it knows nothing of what it has
+            tenant.parked = False
             self._do.move(tenant, Signal.DISPLACE)
         # What was sent or measured meanwhile is lost.
         tenant.asked = tenant.told_wanted = tenant.told_idle = 0
@@ -147,8 +148,8 @@ class Turns:
                 if hello.phase not in TURN or not knows:
                     self._do.send(tenant, Granted(tenant.epoch, tenant.request))
             case Phase.QUIESCING | Phase.RELEASING | Phase.FAULTED if (
-                knows and hello.phase in ASIDE and not hello.ahead
-            ):
+                knows and hello.phase in ASIDE and not (hello.ahead or tenant.parked)
+            ):  # else it said so before it was asked for what the device shows all the same
                 self._released(tenant)
             case Phase.QUIESCING | Phase.RELEASING:
                 self._do.release(tenant)

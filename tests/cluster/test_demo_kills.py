@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 INTERRUPTED = 128 + signal.SIGINT
-LAST = 12
+LAST = 10
 """The iteration at which the demo is interrupted."""
 
 # A line for an iteration is printed as the trainer gives the turn to the engine.

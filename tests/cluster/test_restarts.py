@@ -23,6 +23,10 @@ pytestmark = [
 
 ROUNDS = 10
 ENGINE = ("--host=127.0.0.1", "--port=8100", "--worker-cls=40")
+WAKES = """
+from urllib.request import urlopen
+urlopen("http://127.0.0.1:8100/wake_up?tags=kv_cache", data=b"")
+"""
 
 
 def engine_pod() -> Raw:
@@ -92,6 +96,17 @@ def test_with_the_rule_the_engine_waits_for_a_turn_of_its_own(lab: Namespace, pa
     assert len(pair.starts()) == ROUNDS + 1
     assert pair.without_a_turn() == []
     assert pair.turns.conditions() == []
+
+
+def test_an_engine_that_wakes_without_a_turn_is_parked_by_its_agent(
+    lab: Namespace, pair: Pair
+) -> None:
+    parked = len(pair.turns.entered("rollout", "Parked"))
+    lab.run("rollout", "engine", "python3", "-c", WAKES)
+    pair.turns.until_named("rollout", 0.0)
+    pair.turns.until("rollout", "Parked", parked + 1)
+    pair.let_the_engine_have_a_turn()
+    pair.turns.assert_nobody_granted_while_named()
 
 
 def test_without_the_rule_each_that_slips_through_is_named(lab: Namespace, pair: Pair) -> None:

@@ -19,16 +19,17 @@ from claim_phases.events import (
     Usage,
 )
 from claim_phases.judge import Judge
-from claim_phases.messages import Acquire, Cancel, Hello
+from claim_phases.messages import Acquire, Cancel, Hello, Quiesced, Released
 from claim_phases.node import Device, Membership, Node, Tenant
 from claim_phases.phases import HOLDING, TURN, Phase, Signal
-from claim_phases.tenancy import Act, Tenancy
+from claim_phases.tenancy import Act, Say, Tenancy
 from claim_phases.turns import Turns
 from tests.model.records import Spec, TenantSpec
 from tests.model.walk import Faults, FoundViolation, walk
 from tests.model.world import LIMITS, World, honest_tenancy
 from tests.model.worlds import (
     apart,
+    asked,
     cramped,
     escalated,
     overlapping,
@@ -532,6 +533,15 @@ class TakesGrantsTwice(Tenancy):
         return super()._granted(epoch)
 
 
+class BelievesItself(Tenancy):
+    """Parks nothing where it knows of nothing that is there."""
+
+    def _park(self, pieces: bool = False, keep: int = 0) -> list[Act]:
+        if not self._held:
+            return [Say(Quiesced(self.epoch)), Say(Released(self.epoch))]
+        return super()._park(pieces, keep)
+
+
 @dataclass(frozen=True)
 class Seeded:
     """A seeded fault, the world in which it is caught, and as what."""
@@ -585,7 +595,7 @@ SEEDED = {
     ),
     "forgets refusals": Seeded("stuck", pair(1), Faults(cheats=1, breaks=1), ForgetsRefusals),
     "forgets wanted": Seeded("stuck", pair(1), Faults(breaks=1), ForgetsWanted),
-    "forgets blocked": Seeded("stuck", pair(1), Faults(cheats=1, crashes=1), ForgetsBlocked),
+    "forgets blocked": Seeded("stuck", pair(1), Faults(strangers=1, crashes=1), ForgetsBlocked),
     "always measures": Seeded(
         "nothing loops for ever", apart(), Faults(strangers=2), AlwaysMeasures
     ),
@@ -668,6 +678,13 @@ SEEDED = {
         pair(1),
         Faults(breaks=1, lapses=1),
         KeepsLossesToItself,
+    ),
+    "believes itself": Seeded(
+        "a says that it parked, and did not try to",
+        asked(),
+        Faults(intrusions=1, looks=1),
+        Mutant,
+        made_by(BelievesItself),
     ),
     "keeps steps": Seeded(
         "gpu0 is tainted, and no tenant of it is at fault",

@@ -43,6 +43,7 @@ from claim_phases.messages import (
     Granted,
     Hello,
     Release,
+    Released,
     TenantMessage,
     TurnLost,
     Yield,
@@ -588,6 +589,7 @@ class World:
             case Park(epoch, keep=keep):
                 self._move(agent, min(agent.held, agent.spec.residual + keep))
                 agent.kept = agent.half = False
+                agent.extra = 0
                 kept = max(0, agent.held - agent.spec.residual)
                 self._carry(agent, agent.tenancy.parked(epoch, kept))
             case RestoreAhead(size):
@@ -629,6 +631,8 @@ class World:
         for act in acts:
             match act:
                 case Say(message):
+                    if isinstance(message, Released) and agent.extra:
+                        raise Violation(f"{agent.name} says that it parked, and did not try to")
                     if agent.open:
                         agent.said += (message,)
                 case Park() | Restore() | RestoreAhead():

@@ -42,6 +42,13 @@ def three() -> Spec:
     return Spec((("gpu0", 100),), (a, b, c), 1)
 
 
+def asked() -> Spec:
+    """One of the pair is asked to release once more when it is at fault."""
+    spec = pair(1)
+    first, second = spec.tenants
+    return replace(spec, tenants=(replace(first, ladder=(Rung(Step.ASK, 5.0),)), second))
+
+
 def escalated() -> Spec:
     """One of the pair is asked, its device tainted, then it is killed, when it is at fault."""
     spec = pair(1)
@@ -107,7 +114,7 @@ WORLDS: dict[str, tuple[Spec, Faults]] = {
     "a device fails and comes back": (pair(1), Faults(breakdowns=2, looks=1)),
     "one of two devices fails": (beside_a_wide_one(), Faults(breakdowns=1, looks=1)),
     "a tenant of a failed device dies": (alone(), Faults(breakdowns=2, deaths=1, looks=1)),
-    "a tenant intrudes": (pair(1), Faults(intrusions=1, looks=1)),
+    "a tenant intrudes": (asked(), Faults(intrusions=1, looks=1)),
     "messages come again": (pair(1), Faults(echoes=1)),
     "waits are given up": (pair(2), Faults(cancels=1)),
     "each restores while the other parks": (mutual(), Faults()),
