@@ -11,7 +11,10 @@ NAMESPACE: Final = "tandem-system"
 ROLE: Final = f"{DOMAIN}/role"
 ENGINE: Final = f"{DOMAIN}/engine"
 PORT: Final = f"{DOMAIN}/port"
-"""Annotations on pods: the role, the engine's kind, the port on which its sidecar serves."""
+ENGINE_WEIGHTS: Final = f"{DOMAIN}/engine-weights"
+"""Annotations on pods: the role, the engine's kind, the port on which its sidecar serves, the most
+that the engine's weights take on each device (a quantity).
+"""
 
 GATE: Final = f"{DOMAIN}/pair"
 """The scheduling gate that a pod keeps until all halves of its pair fit one node."""

@@ -7,6 +7,7 @@ it again when another webhook changed the pod after it.
 
 import base64
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from scheduler_extender.names import AGENT, ENGINE, GATE, PORT, ROLE, TURN
-from scheduler_extender.objects import Malformed, Raw
+from scheduler_extender.names import AGENT, ENGINE, ENGINE_WEIGHTS, GATE, PORT, ROLE, TURN
+from scheduler_extender.objects import Malformed, Raw, quantity
 
 Op = dict[str, Any]
 """One operation of a JSON patch (RFC 6902)."""
@@ -212,6 +213,11 @@ def _faults(pod: NewPod) -> Iterator[str]:
         yield f"annotation {PORT}: is for the sidecar of an engine, so {ENGINE} must be set too"
     if port is not None and _port(port) is None:
         yield f"annotation {PORT}: must be a port from 1 to 65535, got {port!r:.80}"
+    if (weights := pod.annotations.get(ENGINE_WEIGHTS)) is not None:
+        if kind is None:
+            yield f"annotation {ENGINE_WEIGHTS}: is about an engine, so {ENGINE} must be set too"
+        if _size(weights) is None:
+            yield f"annotation {ENGINE_WEIGHTS}: must be a size such as 15Gi, got {weights!r:.80}"
     if pod.node:
         yield "spec.nodeName: must not be set, the scheduler is to place the pod: use nodeSelector"
 
@@ -251,6 +257,15 @@ def _engine_faults(pod: NewPod, user: Container | None, settings: Settings) -> I
 
 def _port(text: str) -> int | None:
     return int(text) if _PORT.fullmatch(text) and 0 < int(text) < 1 << 16 else None
+
+
+def _size(text: str) -> int | None:
+    """Bytes; at least one."""
+    try:
+        size = math.ceil(quantity(text))
+    except ValueError:
+        return None
+    return size if 0 < size < 1 << 63 else None
 
 
 def _agent_port(pod: NewPod) -> int:
@@ -296,6 +311,7 @@ def _add(path: str, value: object) -> Op:
 
 def _agent(pod: NewPod, user: Container, settings: Settings) -> dict[str, Any]:
     port = _agent_port(pod)
+    weights = _size(pod.annotations.get(ENGINE_WEIGHTS, ""))
     return {
         "name": AGENT,
         "image": settings.agent_image,
@@ -306,6 +322,7 @@ def _agent(pod: NewPod, user: Container, settings: Settings) -> dict[str, Any]:
             *("--engine-url", f"http://127.0.0.1:{user.flags['--port']}"),
             *("--listen", f"0.0.0.0:{port}"),
             *("--wait-s", "600"),
+            *(("--engine-weights", str(weights)) if weights is not None else ()),
         ],
         "restartPolicy": "Always",
         # Answered when the first turn is granted, however long that takes.

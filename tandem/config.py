@@ -22,11 +22,12 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class TenantConfig(Strict):
-    """A tenant: `need` and `residual` are bytes on each of its devices."""
+    """A tenant: `need`, `residual` and `engine_weights` are bytes on each of its devices."""
 
     engine: Literal["vllm"] | None = None
     listen: Port | None = None
     engine_port: Port | None = None
+    engine_weights: Capacity | None = None
     devices: Annotated[Sequence[Name], Field(min_length=1)]
     need: Capacity
     residual: Size
@@ -86,6 +87,8 @@ def _contradictions(config: LocalConfig) -> Iterator[str]:
                 f"{where}.{key}"
             ):
                 yield f"{where}.{key}: port {port} is taken by {taken}"
+        if not tenant.engine and tenant.engine_weights is not None:
+            yield f"{where}.engine_weights: only for a tenant with an engine"
         for device in set(tenant.devices) & set(config.devices):
             others = sum(
                 other.residual

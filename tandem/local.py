@@ -464,6 +464,8 @@ def _activator(name: str, tenant: TenantConfig) -> list[str]:
     command += ["--engine", str(tenant.engine)]
     command += ["--engine-url", f"http://127.0.0.1:{tenant.engine_port}"]
     command += ["--listen", f"127.0.0.1:{tenant.listen}", "--wait-s", str(_WAIT_S)]
+    if tenant.engine_weights is not None:
+        command += ["--engine-weights", str(tenant.engine_weights)]
     return command
 
 

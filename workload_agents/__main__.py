@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from workload_agents.activator import Activator, engine_client
-from workload_agents.adapters.vllm import VllmMemory
+from workload_agents.adapters.vllm import VllmMemory, WeightsAhead
 from workload_agents.callers import Callers
 from workload_agents.errors import TandemError
 from workload_agents.gate import Gate
@@ -34,6 +34,7 @@ class Settings:
     host: str
     port: int
     wait_s: float
+    engine_weights: int | None
     socket: Path
     weights: Path
 
@@ -56,6 +57,12 @@ def settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settin
     parser.add_argument(
         "--wait-s", required=True, help="how long a request may wait for the turn, in seconds"
     )
+    parser.add_argument(
+        "--engine-weights",
+        metavar="BYTES",
+        help="the most that the engine's weights take on each device: they are restored ahead of "
+        "the turn where there is room for as much (default: all is restored in the turn)",
+    )
     given = parser.parse_args(arguments)
     wrong = [
         f"{name} is not set (the driver or `tandem local` sets it)"
@@ -71,6 +78,9 @@ def settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settin
     wait_s = _positive(given.wait_s)
     if wait_s is None:
         wrong.append(f"--wait-s: must be a number > 0, got {given.wait_s}")
+    weights = None
+    if given.engine_weights is not None and (weights := _count(given.engine_weights)) is None:
+        wrong.append(f"--engine-weights: must be a number of bytes > 0, got {given.engine_weights}")
     if wrong or port is None or wait_s is None:
         raise SettingsError("; ".join(wrong))
     return Settings(
@@ -79,6 +89,7 @@ def settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settin
         host=host,
         port=port,
         wait_s=wait_s,
+        engine_weights=weights,
         socket=Path(environment["TANDEM_SOCKET_DIR"]) / SOCKET,
         weights=Path(environment["TANDEM_WEIGHTS_DIR"]),
     )
@@ -98,6 +109,10 @@ def _positive(text: str) -> float | None:
     return number if 0 < number < float("inf") else None
 
 
+def _count(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
+
+
 async def serve(given: Settings) -> None:
     """Runs until the engine ends. Raises EngineEnded, or TandemError where it did not start."""
     engine_ended = asyncio.Event()
@@ -114,7 +129,9 @@ async def serve(given: Settings) -> None:
         def on_wanted() -> None:
             gate.consider_yielding()
 
-        session = Session(given.socket, given.role, engine, on_wanted=on_wanted)
+        size = given.engine_weights
+        memory = engine if size is None else WeightsAhead(engine, size)
+        session = Session(given.socket, given.role, memory, on_wanted=on_wanted)
         gate = Gate(session, engine, wait_s=given.wait_s)
         activator = Activator(
             gate, engine, client, given.engine_url, callers.caller_of, engine_ended

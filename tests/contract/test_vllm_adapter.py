@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
 from workload_agents.activator import engine_client
-from workload_agents.adapters.vllm import Parking, VllmMemory, parking
+from workload_agents.adapters.vllm import Parking, VllmMemory, WeightsAhead, parking
 from workload_agents.errors import ParkFailed, RestoreFailed
 from workload_agents.weights import publish
 
@@ -381,6 +381,57 @@ class TestOnVllm:
             await agent.memory.restore()
         assert await agent.memory.restore() == 1
         assert await agent.logprobs() == fresh
+
+    async def test_weights_come_back_ahead_of_the_turn(
+        self, agent: Agent, fresh: list[float]
+    ) -> None:
+        ahead = WeightsAhead(agent.memory, 100)
+        agent.publish(1, seed=1)
+        assert await ahead.park_in_pieces(lambda: None, 1000) == 0
+        agent.publish(2, BASE_SEED)
+        agent.proxy.asked.clear()
+        await ahead.restore_ahead(99)  # they do not fit
+        assert agent.proxy.asked == []
+        await ahead.restore_ahead(100)
+        await ahead.restore_ahead(101)
+        assert agent.proxy.asked == [
+            "/release_kv_cache_memory",
+            "/wake_up?tags=weights",
+            "/collective_rpc",
+            "/reset_prefix_cache?reset_running_requests=true&reset_external=true",
+        ]
+        assert await ahead.restore() == 2
+        assert agent.proxy.asked[-1] == "/wake_up?tags=kv_cache"
+        assert await agent.logprobs() == fresh
+
+    async def test_weights_that_came_back_in_vain_are_parked_again(
+        self, agent: Agent, fresh: list[float]
+    ) -> None:
+        ahead = WeightsAhead(agent.memory, 100)
+        await ahead.park()
+        await ahead.restore_ahead(100)
+        agent.proxy.server.fails_once("sleep")  # the worker is asked, so it fails
+        await ahead.park()
+        assert agent.proxy.asked[-2:] == ["/sleep?level=1&mode=wait"] * 2
+        assert await ahead.restore() == 0
+        assert await agent.logprobs() == fresh
+
+    async def test_an_engine_that_would_not_sleep_again_waits_for_its_turn(
+        self, agent: Agent, fresh: list[float]
+    ) -> None:
+        ahead = WeightsAhead(agent.memory, 100)
+        await ahead.park()
+        agent.proxy.instead["/release_kv_cache_memory"] = [web.Response(status=404)]
+        await ahead.restore_ahead(100)
+        assert agent.proxy.calls("/wake_up") == 0
+        assert await ahead.restore() == 0
+        assert await agent.logprobs() == fresh
+
+    async def test_an_engine_that_was_never_parked_is_not_restored_ahead(
+        self, agent: Agent
+    ) -> None:
+        await WeightsAhead(agent.memory, 100).restore_ahead(100)
+        assert agent.proxy.asked == []
 
     async def test_an_older_version_is_never_loaded(self, agent: Agent) -> None:
         agent.publish(7, seed=1)

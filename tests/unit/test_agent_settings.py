@@ -28,9 +28,17 @@ def test_all_that_is_needed() -> None:
         host="127.0.0.1",
         port=8000,
         wait_s=600.0,
+        engine_weights=None,
         socket=Path("/run/tandem/claim/turns.sock"),
         weights=Path("/run/weights"),
     )
+
+
+def test_the_weights_of_an_engine_have_a_size() -> None:
+    assert parsed(engine_weights="16106127360").engine_weights == 15 << 30
+    for wrong in ("15Gi", "0", "-1", "1.5"):
+        with pytest.raises(SettingsError, match="--engine-weights: must be a number of bytes > 0"):
+            parsed(engine_weights=wrong)
 
 
 def test_every_fault_is_told_in_one_line() -> None:

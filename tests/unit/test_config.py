@@ -96,10 +96,12 @@ def test_contradictions_are_reported_together(faults_of: Faults) -> None:
 
 
 def test_an_engine_needs_its_ports_and_others_have_none(faults_of: Faults) -> None:
-    text = GOOD.replace("    listen: 8000\n", "").replace("trainer: {", "trainer: {listen: 9000, ")
+    others = "trainer: {listen: 9000, engine_weights: 1Mi, "
+    text = GOOD.replace("    listen: 8000\n", "").replace("trainer: {", others)
     assert faults_of(text) == (
         "tenants.rollout.listen: is missing (an engine needs it)",
         "tenants.trainer.listen: only for a tenant with an engine",
+        "tenants.trainer.engine_weights: only for a tenant with an engine",
     )
 
 

@@ -144,6 +144,11 @@ def test_the_agent_listens_on_8000_unless_told_otherwise() -> None:
     assert agent["startupProbe"]["httpGet"]["port"] == 8000
 
 
+def test_the_agent_is_told_the_size_of_the_weights() -> None:
+    agent = patched(engine(**{"engine-weights": "1.5Gi"}))["spec"]["initContainers"][0]
+    assert agent["args"][-2:] == ["--engine-weights", str(3 << 29)]
+
+
 def test_an_engine_restarts_with_all_containers_where_the_cluster_can() -> None:
     container = patched(engine())["spec"]["containers"][0]
     assert container["restartPolicy"] == "Always"
@@ -247,6 +252,12 @@ def with_container(body: Raw, **members: Any) -> Raw:
         (engine(port="65536"), "must be a port from 1 to 65535"),
         (engine(port="8100"), "--port 8100 is the agent's"),
         (admission(role="trainer", port="8000"), "is for the sidecar of an engine"),
+        (engine(**{"engine-weights": "big"}), "must be a size such as 15Gi, got 'big'"),
+        (engine(**{"engine-weights": "0"}), "must be a size such as 15Gi, got '0'"),
+        (
+            admission(role="trainer", **{"engine-weights": "15Gi"}),
+            "is about an engine, so tandem-gpu.io/engine must be set too",
+        ),
         (with_command(*ENGINE_COMMAND, "--host=0.0.0.0"), "needs --host 127.0.0.1"),
         (with_command(*ENGINE_COMMAND, "--port=$(PORT)"), "needs --port"),
         (with_command(*ENGINE_COMMAND[:-1]), "needs --enable-sleep-mode"),

@@ -94,6 +94,7 @@ class VllmMemory:
         self._in_flight = in_flight
         self._engine_ended = engine_ended
         self._engine = _Engine.UNSEEN
+        self._weights_awake = False  # and nothing else, with what was the newest version
         self._dropped = False  # the engine may hold no weights
         self._lost: str | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -136,6 +137,22 @@ class VllmMemory:
             else:
                 await self._load_newest()
             return self._now_served()
+
+    async def restore_weights(self) -> None:
+        """Wake the weights of an engine that sleeps, with the newest version; its KV cache stays
+        asleep, and no request runs. `restore` goes on from there, and `park` back. Raises
+        RestoreFailed.
+
+        Nothing happens with an engine that could not be parked from there: before
+        vllm-project/vllm#44890 one whose weights alone were awake took itself for asleep.
+        """
+        async with self._one_at_a_time:
+            if self._engine is not _Engine.ASLEEP or self._weights_awake:
+                return
+            if await self._knows("/release_kv_cache_memory"):
+                self._refuse_if_lost()
+                await self._wake_weights()
+                self._weights_awake = True
 
     async def load_if_newer(self) -> int:
         """Load the newest version in place if it is newer than the loaded one; the engine is awake
@@ -187,6 +204,7 @@ class VllmMemory:
 
     async def _sleep(self, how: Parking) -> None:
         self._engine = _Engine.IN_DOUBT
+        self._weights_awake = False
         self._dropped = self._dropped or how.level == 2
         last = ""
         for attempt in range(_SLEEP_ATTEMPTS):
@@ -218,16 +236,19 @@ class VllmMemory:
         """Weights first: the KV cache needs no room until they are loaded. A partial wake keeps the
         scheduler paused, so no request runs before all is back (EngineCore.wake_up).
         """
-        if await self._wake("weights") == "awake":
-            self._lost = "is not the one that was parked: it was awake"
-            self._engine_ended.set()
-            self._refuse_if_lost()
-        await self._load_newest()
+        await self._wake_weights()
         if (said := await self._wake("kv_cache")) != "awake":
             raise RestoreFailed(
                 f"engine at {self._url} says {said!r} after a whole wake; try again"
             )
         self._engine = _Engine.AWAKE
+
+    async def _wake_weights(self) -> None:
+        if await self._wake("weights") == "awake":
+            self._lost = "is not the one that was parked: it was awake"
+            self._engine_ended.set()
+            self._refuse_if_lost()
+        await self._load_newest()
 
     async def _wake(self, tag: str) -> object:
         try:
@@ -309,6 +330,16 @@ class VllmMemory:
                 "restarted"
             )
 
+    async def _knows(self, route: str) -> bool:
+        """Whether the engine has this route, for POST."""
+        try:
+            async with self._client.get(
+                self._url + route, timeout=aiohttp.ClientTimeout(total=_CALL_TIMEOUT_S)
+            ) as response:
+                return response.status == HTTPStatus.METHOD_NOT_ALLOWED
+        except (TimeoutError, aiohttp.ClientError):
+            return False
+
     async def _call(
         self,
         method: str,
@@ -333,6 +364,36 @@ class VllmMemory:
         if response.status != HTTPStatus.OK:
             raise _Failed(f"{route} was answered HTTP {response.status}: {_line(text)}")
         return text
+
+
+class WeightsAhead:
+    """An engine's memory whose weights come back ahead of its turn where there is room for them.
+
+    `size`: the most bytes that the weights take on each device, also while they are loaded. What
+    is parked goes at once: the weights are dropped in most parks, and so is the KV cache in all.
+    """
+
+    def __init__(self, engine: VllmMemory, size: int) -> None:
+        self._engine = engine
+        self._size = size
+
+    async def park(self) -> None:
+        """As VllmMemory.park."""
+        await self._engine.park()
+
+    async def park_in_pieces(self, freed: Callable[[], None], keep: int) -> int:
+        """As `park`; nothing is kept."""
+        await self._engine.park()
+        return 0
+
+    async def restore_ahead(self, size: int) -> None:
+        """The weights, if they fit in `size` bytes; see VllmMemory.restore_weights."""
+        if self._size <= size:
+            await self._engine.restore_weights()
+
+    async def restore(self) -> int:
+        """As VllmMemory.restore."""
+        return await self._engine.restore()
 
 
 def _line(text: str) -> str:
