@@ -631,7 +631,7 @@ class World:
         for act in acts:
             match act:
                 case Say(message):
-                    if isinstance(message, Released) and agent.extra:
+                    if isinstance(message, Released) and agent.extra and not agent.kept:
                         raise Violation(f"{agent.name} says that it parked, and did not try to")
                     if agent.open:
                         agent.said += (message,)
@@ -693,7 +693,7 @@ class World:
         agent = self.agents[name]
         command, agent.commands = agent.commands[0], agent.commands[1:]
         assert isinstance(command, Park)
-        agent.kept = agent.held > agent.spec.residual
+        agent.kept = agent.held > agent.spec.residual or bool(agent.extra)
         self._carry(agent, agent.tenancy.parked(command.epoch))
 
     def _do_lag(self, name: str) -> None:
