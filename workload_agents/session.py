@@ -66,7 +66,8 @@ class Memory(Protocol):
         """Finish or pause work and give the memory back. ParkFailed: the session tries again."""
 
     async def restore(self) -> int | None:
-        """Bring the memory back; return the version of the weights now served, None: no engine.
+        """Bring back what is not there; return the version of the weights now served, None: no
+        engine.
 
         RestoreFailed: it is not back.
         """
@@ -305,7 +306,8 @@ class Session:
                 case Park() as command:
                     await self._park(command)
                 case RestoreAhead(size):
-                    await self._restore_ahead(size)
+                    if self._commands.empty():  # else what follows does more, or undoes it
+                        await self._restore_ahead(size)
                 case Restore(epoch):
                     await self._restore(epoch)
 
