@@ -31,6 +31,7 @@ class Report:
 
     seed: int
     shard: str
+    beside: bool
     blows: dict[str, int]
     blows_in_all: int
     wall_s: float
@@ -52,6 +53,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=1000, help="blows in all (default: 1000)")
     parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="K/N", help="deal part K")
+    parser.add_argument(
+        "--beside", action="store_true", help="tenants that find room beside each other stay"
+    )
     parser.add_argument("--out", type=Path, help="keep the run's files in this new folder")
     parser.add_argument("--cheat", choices=broken.BUGS, help="an arbiter with this bug")
     parser.add_argument("-o", choices=["table", "json"], default="table")
@@ -59,8 +63,8 @@ def main() -> int:
     library = Path(os.environ.get(LIBRARY, ""))
     if not library.is_file():
         parser.error(f"{LIBRARY} names no file: start it as hack/chaos")
-    number, of = given.shard
-    blows = plan.shard(plan.plan(given.seed, given.kills), number, of)
+    blows = plan.shard(plan.plan(given.seed, given.kills), *given.shard)
+    sizes = node.BESIDE if given.beside else node.APART
     arbiter = [sys.executable, "-m", "dra_driver"]
     if given.cheat:
         arbiter = [sys.executable, "-m", "tests.chaos.broken", given.cheat]
@@ -71,10 +75,10 @@ def main() -> int:
         runtime.mkdir()
         began = time.monotonic()
         try:
-            fault = _run(folder.resolve(), runtime, library, arbiter, blows)
+            fault = _run(folder.resolve(), runtime, library, arbiter, sizes, blows)
         except namespace.NamespaceError as exc:
             parser.error(str(exc))
-        report = _report(folder, fault, given.seed, f"{number}/{of}", began)
+        report = _report(folder, fault, given, sizes, began)
     show = print_json if given.o == "json" else print_table
     show(report)
     return 1 if report.violations else 0
@@ -88,12 +92,17 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _run(
-    folder: Path, runtime: Path, library: Path, arbiter: Sequence[str], blows: Sequence[plan.Blow]
+    folder: Path,
+    runtime: Path,
+    library: Path,
+    arbiter: Sequence[str],
+    sizes: node.Sizes,
+    blows: Sequence[plan.Blow],
 ) -> str:
     """Deal the blows; return why the run could not come to its end, if so."""
 
     def body() -> int:
-        made = node.Node(folder, runtime, library, arbiter, say)
+        made = node.Node(folder, runtime, library, arbiter, sizes, say)
         made.prepare()
         try:
             asyncio.run(made.run(blows))
@@ -114,7 +123,9 @@ def _run(
     return "" if status == 0 else f"the runner ended with status {status}: what it said is above"
 
 
-def _report(folder: Path, fault: str, seed: int, shard: str, began: float) -> Report:
+def _report(
+    folder: Path, fault: str, given: argparse.Namespace, sizes: node.Sizes, began: float
+) -> Report:
     done = list(_lines(folder / "done.jsonl"))
     words = [_read(judge.Word, line) for line in _lines(folder / "words.jsonl")]
     gauged = list(_lines(folder / "gauge.log"))
@@ -127,7 +138,7 @@ def _report(folder: Path, fault: str, seed: int, shard: str, began: float) -> Re
     chaos = judge.Chaos(
         run=run,
         rules=Rules(
-            capacity=dict.fromkeys(("gpu0", "gpu1"), node.DEVICE_SIZE),
+            capacity=sizes.devices,
             budgets={name: Budget(devices, 0) for name, devices in node.DEVICES.items()},
         ),
         words=words,
@@ -146,8 +157,9 @@ def _report(folder: Path, fault: str, seed: int, shard: str, began: float) -> Re
     )
     violations = judge.judge(chaos)
     return Report(
-        seed=seed,
-        shard=shard,
+        seed=given.seed,
+        shard="/".join(map(str, given.shard)),
+        beside=given.beside,
         blows=dict(sorted(Counter(f"{one.act} {one.victim}" for one in blows).items())),
         blows_in_all=len(blows),
         wall_s=round(time.monotonic() - began, 1),

@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -39,16 +39,11 @@ from tests.chaos.plan import (
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MIB: Final = 1 << 20
-DEVICE_SIZE: Final = 31 * MIB
 BLOCK: Final = 12 * MIB
 """What engine and wide hold; a trainer holds 8 MiB, and some more while it computes."""
 
 MOST: Final = 15 * MIB
 """No tenant holds more on a device, and any two together do."""
-
-NEED: Final = DEVICE_SIZE - MIB
-"""Declared, so that no two are resident together, and nobody keeps a part; physically two find
-room, so it would be seen."""
 
 DEVICES: Final = {
     "trainer-a": ("gpu0",),
@@ -56,6 +51,32 @@ DEVICES: Final = {
     WIDE: ("gpu0", "gpu1"),
     ROLLOUT: ("gpu0",),
 }
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large devices are, what tenants declare to need of one, and the `most` that is in use of
+    one while nobody restores ahead: in bytes.
+    """
+
+    devices: Mapping[str, int]
+    needs: Mapping[str, int]
+    most: int
+
+
+APART: Final = Sizes(
+    {"gpu0": 31 * MIB, "gpu1": 31 * MIB}, dict.fromkeys(DEVICES, 30 * MIB), most=MOST
+)
+"""No two are resident together, and nobody keeps a part. Two would find room: it would be seen."""
+
+BESIDE: Final = Sizes(
+    {"gpu0": 31 * MIB, "gpu1": 20 * MIB},
+    {name: MOST if name in TRAINERS else BLOCK + MIB for name in DEVICES},
+    most=31 * MIB,
+)
+"""What they really need: two find room on gpu0, and of a trainer some beside whoever works. All of
+a device's tenants together do not: one of them would end by that."""
+
 LIMITS: Final = {
     "lease_s": LEASE_S,
     "verify_s": 2.0,
@@ -131,6 +152,7 @@ class Node:
     runtime: Path
     library: Path
     arbiter: Sequence[str]
+    sizes: Sizes
     say: Callable[[str], None]
     _parts: dict[str, Part] = field(default_factory=dict)
     _up: dict[str, asyncio.Event] = field(default_factory=dict)
@@ -145,9 +167,9 @@ class Node:
     def prepare(self) -> None:
         """Mounts, pipes and files."""
         namespace.mount_tmpfs(self.runtime)
-        for name in ("gpu0", "gpu1"):
+        for name, size in self.sizes.devices.items():
             self._device(name).mkdir()
-            namespace.mount_tmpfs(self._device(name), DEVICE_SIZE)
+            namespace.mount_tmpfs(self._device(name), size)
         for claim in ("a", "b", "wide"):
             (self.runtime / claim).mkdir()
         (self.runtime / "weights").mkdir()
@@ -160,12 +182,16 @@ class Node:
             "state_dir": str(self.runtime / "state"),
             "events": str(self.runtime / "events"),
             "processes": str(self.runtime / "processes.json"),
-            "devices": {d: {"simulated": str(self._device(d))} for d in ("gpu0", "gpu1")},
+            "devices": {d: {"simulated": str(self._device(d))} for d in self.sizes.devices},
             "claims": {
                 claim: {
                     "socket_dir": str(self.runtime / claim),
                     "tenants": {
-                        name: {"devices": list(DEVICES[name]), "need": NEED, "residual": 0}
+                        name: {
+                            "devices": list(DEVICES[name]),
+                            "need": self.sizes.needs[name],
+                            "residual": 0,
+                        }
                         for name in names
                     },
                 }
@@ -425,8 +451,9 @@ class Node:
         return [*command, "--interval-ms", str(SAMPLING_MS)]
 
     def _gauge(self) -> list[str]:
-        command = [sys.executable, "-m", "tests.chaos.gauge", str(MOST), str(GAUGING_S)]
-        return command + [str(self._device(name)) for name in ("gpu0", "gpu1")]
+        command = [sys.executable, "-m", "tests.chaos.gauge"]
+        command += [str(self.sizes.most), str(GAUGING_S)]
+        return command + [str(self._device(name)) for name in self.sizes.devices]
 
     async def _nursery(self, trainer: str) -> None:
         """Where a trainer is born; the simulated device's library is told of its device at once."""
