@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from claim_phases.escalation import Rung
 from claim_phases.events import Measured
 from claim_phases.messages import ArbiterMessage, Hello, TenantMessage, Welcome
+from claim_phases.policies import Objectives
 from claim_phases.tenancy import Park, Restore, RestoreAhead, Tenancy
 
 
@@ -21,6 +22,7 @@ class TenantSpec:
     ladder: tuple[Rung, ...] = ()
     pieces: bool = False  # it parks in two steps, as much as it must, and restores as far as it may
     memory: int | None = None
+    objectives: Objectives = Objectives()
 
     @property
     def host(self) -> int | None:

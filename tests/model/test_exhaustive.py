@@ -23,6 +23,8 @@ FLOOR = {
     "one of two devices fails": 8_000,
     "a tenant of a failed device dies": 11_000,
     "a tenant intrudes": 15_000,
+    "one harvests": 8_000,
+    "one has priority": 8_000,
     "messages come again": 3_000,
     "waits are given up": 16_000,
     "each restores while the other parks": 4_500,

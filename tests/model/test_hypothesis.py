@@ -10,6 +10,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from claim_phases.escalation import Rung, Step
+from claim_phases.policies import Objectives, PolicyName
 from claim_phases.tenancy import Park, Restore
 from tests.model.records import Spec, TenantSpec, is_first
 from tests.model.world import OF_THE_ARBITER, Action, World
@@ -26,6 +28,17 @@ CHAOS = settings(
 
 DEVICES = ("gpu0", "gpu1", "gpu2")
 NAMES = ("a", "b", "c", "d")
+LADDERS = (
+    (),
+    (Rung(Step.ASK, 5.0), Rung(Step.TAINT_NO_SCHEDULE, 5.0), Rung(Step.KILL, 5.0)),
+)
+OBJECTIVES = (
+    Objectives(),
+    Objectives(PolicyName.HARVEST, leave_s=5.0),
+    Objectives(PolicyName.PRIORITY, priority=1),
+    Objectives(PolicyName.FAIR, weight=2.0),
+    Objectives(PolicyName.SLOWDOWN, leave_s=30.0),
+)
 
 
 @st.composite
@@ -40,6 +53,8 @@ def specs(draw: st.DrawFn) -> Spec:
             draw(st.sampled_from([5, 0])),
             pieces=draw(st.booleans()),
             memory=draw(st.sampled_from([None, 60, 160])),
+            ladder=draw(st.sampled_from(LADDERS)),
+            objectives=draw(st.sampled_from(OBJECTIVES)),
         )
         for name in NAMES[: draw(st.integers(2, 4))]
     )

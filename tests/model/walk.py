@@ -143,6 +143,7 @@ DEADLINES: dict[str | int, str] = {
     TimerKind.LEASE: "lapses",
     TimerKind.PHASE: "timeouts",
     TimerKind.BLOCKED: "timeouts",
+    TimerKind.LEAVE: "timeouts",
 }
 Move = tuple[str, Action, int, Faults, bool]
 

@@ -50,6 +50,7 @@ from claim_phases.messages import (
 )
 from claim_phases.node import Device, Job, Membership, Node, Tenant
 from claim_phases.phases import ASIDE, TURN, Phase
+from claim_phases.policies import PolicyName
 from claim_phases.tenancy import Act, Answer, Park, Restore, RestoreAhead, Say, Shut, Tenancy
 from claim_phases.turns import Limits, Turns
 from tests.model.invariants import INVARIANTS, Violation, decisions
@@ -356,11 +357,22 @@ class World:
                 or node.tenants[name].phase not in TURN
             ):
                 continue
-            for first in before[:index]:
+            for place, first in enumerate(before):
                 if first not in node.queue or node.failed(node.tenants[first]):
                     continue
-                if node.tenants[first] in node.beside(node.tenants[name]):
+                comes_first = self._comes_first(
+                    node.tenants[first], node.tenants[name], earlier=place < index
+                )
+                if comes_first and node.tenants[first] in node.beside(node.tenants[name]):
                     raise Violation(f"{name} was granted before {first}, which came first")
+
+    def _comes_first(self, one: Tenant, other: Tenant, *, earlier: bool) -> bool:
+        """Where time does not decide: who is first of two by one policy, or does not harvest."""
+        first, second = one.who.objectives, other.who.objectives
+        if first.policy is second.policy and first.policy in (PolicyName.FIFO, PolicyName.HARVEST):
+            return earlier
+        patient = self.now - other.asked_at < LIMITS.patience_s
+        return second.harvests and not first.harvests and patient
 
     def _check_loss(self, event: Event, effects: list[Effect], phases: dict[str, Phase]) -> None:
         """A tenant whose turn was taken learns it at its next call."""
@@ -469,6 +481,8 @@ class World:
                 return tenant.blocked == timer.mark
             case TimerKind.LADDER:
                 return tenant.faulty == timer.mark
+            case TimerKind.LEAVE:
+                return tenant.phase is Phase.RUNNING and tenant.epoch == timer.mark
             case _:
                 return tenant.since == timer.mark
 
@@ -533,6 +547,7 @@ class World:
             *(spec.name, spec.name, str(agent.life), spec.devices, spec.need, spec.residual),
             ladder=spec.ladder,
             host=spec.host,
+            objectives=spec.objectives,
         )
 
     def _do_hear(self, name: str) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from claim_phases.escalation import Rung, Step
+from claim_phases.policies import Objectives, PolicyName
 from tests.model.records import Spec, TenantSpec
 from tests.model.walk import Faults
 
@@ -55,6 +56,22 @@ def escalated() -> Spec:
     ladder = (Rung(Step.ASK, 5.0), Rung(Step.TAINT_NO_SCHEDULE, 5.0), Rung(Step.KILL, 5.0))
     first, second = spec.tenants
     return replace(spec, tenants=(replace(first, ladder=ladder), second))
+
+
+def harvested() -> Spec:
+    """One of the pair takes only what the other does not want, and soon leaves or loses it."""
+    spec = pair(1)
+    first, second = spec.tenants
+    harvests = Objectives(PolicyName.HARVEST, leave_s=5.0)
+    return replace(spec, tenants=(replace(first, objectives=harvests), second))
+
+
+def ranked() -> Spec:
+    """One of the pair waits until the other is idle, and may be kept waiting for so long."""
+    spec = pair(1)
+    low, high = (Objectives(PolicyName.PRIORITY, priority=n, leave_s=5.0) for n in (0, 1))
+    first, second = spec.tenants
+    return replace(spec, tenants=(replace(first, objectives=low), replace(second, objectives=high)))
 
 
 def residents() -> Spec:
@@ -115,6 +132,8 @@ WORLDS: dict[str, tuple[Spec, Faults]] = {
     "one of two devices fails": (beside_a_wide_one(), Faults(breakdowns=1, looks=1)),
     "a tenant of a failed device dies": (alone(), Faults(breakdowns=2, deaths=1, looks=1)),
     "a tenant intrudes": (asked(), Faults(intrusions=1, looks=1)),
+    "one harvests": (harvested(), Faults(timeouts=1)),
+    "one has priority": (ranked(), Faults(timeouts=1)),
     "messages come again": (pair(1), Faults(echoes=1)),
     "waits are given up": (pair(2), Faults(cancels=1)),
     "each restores while the other parks": (mutual(), Faults()),
