@@ -36,8 +36,9 @@ class Usage:
     """A device's memory at one moment, in bytes.
 
     `tenants` and `foreign` say who holds it: None when only the sum was read. What no process
-    could be found for is in `used` alone. `budgets` says what each of these tenants may hold on the
-    device without a turn: one that has not said hello yet is not on the node's record.
+    could be found for is in `used` alone: it may be of tenants of which a process is `ending`.
+    `budgets` says what each of these tenants may hold on the device without a turn: one that has
+    not said hello yet is not on the node's record.
     """
 
     device: str
@@ -45,6 +46,7 @@ class Usage:
     tenants: tuple[tuple[str, int], ...] | None = None
     foreign: int | None = None
     budgets: tuple[tuple[str, int], ...] = ()
+    ending: frozenset[str] = frozenset()
 
     def of(self, tenant: str) -> int | None:
         """What the tenant's processes hold; None when only the sum was read."""

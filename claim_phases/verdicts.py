@@ -89,7 +89,10 @@ def excess(node: Node, device: Device, usage: Usage) -> Excess:
     intruders = {name: size for name, size in others.items() if size > budgets.get(name, 0)}
     early = sum(others.values()) - sum(intruders.values())
     foreign = usage.foreign or 0
-    size = max(0, foreign + usage.unknown + sum(intruders.values()) - device.baseline)
+    ending = (one for one in node.on(device.name) if one.name in usage.ending)
+    may_be = sum(max(0, one.budget - (usage.of(one.name) or 0)) for one in ending)
+    nobodys = max(0, usage.unknown - may_be)
+    size = max(0, foreign + nobodys + sum(intruders.values()) - device.baseline)
     if intruders:
         name = max(intruders, key=intruders.__getitem__)
         whose = f"{name}, which has no turn (Intruder)"

@@ -56,11 +56,12 @@ from claim_phases.phases import Phase
 from claim_phases.turns import Turns
 from claim_phases.turns_pb2 import FromTenant
 from claim_phases.turns_pb2_grpc import TurnsServicer
+from dra_driver import census
 from dra_driver.devices import Device, DeviceError
 from dra_driver.event_log import EventLog
 from dra_driver.journal import Journal
 from dra_driver.peers import Peer
-from dra_driver.processes import Process, RegistryError, runs
+from dra_driver.processes import Process, RegistryError
 from dra_driver.roster import NotAMember, NotNow, Part, Roster
 
 log = logging.getLogger("tandem.arbiter")
@@ -217,7 +218,7 @@ class Arbiter(TurnsServicer):
                 if effect.attribute:
                     self._look(self._scan(effect))
                 else:
-                    self._pending.append(self._measured(effect, self._sum))
+                    self._pending.append(self._measured(effect, census.total))
             case Arm(timer, delay_s):
                 self._arm(timer, delay_s)
             case Kill(tenant, devices):
@@ -253,7 +254,7 @@ class Arbiter(TurnsServicer):
         scan.add_done_callback(self._scanned)
 
     async def _scan(self, measure: Measure) -> None:
-        self.handle(await asyncio.to_thread(self._measured, measure, self._attribute))
+        self.handle(await asyncio.to_thread(self._measured, measure, self._attributed))
 
     def _headrooms(self, tenants: tuple[str, ...]) -> tuple[Headroom, ...]:
         known = (self._turns.node.tenants.get(tenant) for tenant in tenants)
@@ -275,22 +276,8 @@ class Arbiter(TurnsServicer):
         headrooms = self._headrooms(measure.headrooms)
         return Measured(measure.asked, tuple(usages), tuple(unread), headrooms)
 
-    def _sum(self, device: Device) -> Usage:
-        return Usage(device.name, device.read().used)
-
-    def _attribute(self, device: Device) -> Usage:
-        used = device.read().used
-        holders = device.holders()
-        owners = self._roster.owners(holders)
-        tenants: dict[str, int] = {}
-        foreign = 0
-        for pid, size in holders.items():
-            if pid in owners:
-                tenants[owners[pid]] = tenants.get(owners[pid], 0) + size
-            elif runs(pid):  # else it ended meanwhile, and its memory with it
-                foreign += size
-        budgets = tuple((tenant, self._roster.budget(tenant, device.name)) for tenant in tenants)
-        return Usage(device.name, used, tuple(sorted(tenants.items())), foreign, budgets)
+    def _attributed(self, device: Device) -> Usage:
+        return census.attributed(device, self._roster)
 
     # -- sessions -------------------------------------------------------------------------------
 

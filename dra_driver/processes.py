@@ -2,9 +2,12 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+_PF_EXITING: Final = 0x4  # linux/sched.h
 
 
 class RegistryError(Exception):
@@ -37,6 +40,14 @@ def runs(pid: int) -> bool:
     """Whether there is such a process, and it has not ended (a zombie has)."""
     found = _stat(pid)
     return found is not None and found.runs
+
+
+def ending() -> Iterator[int]:
+    """The processes that have begun to end, and whose last thread has not ended yet."""
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        found = _stat(int(entry))
+        if found is not None and found.ends:
+            yield int(entry)
 
 
 def watch(process: Process) -> int | None:
@@ -99,11 +110,17 @@ class _Stat:
     state: str
     parent: int
     session: int
+    flags: int
+    threads: int
     start_time: int
 
     @property
     def runs(self) -> bool:
         return self.state not in "ZX"
+
+    @property
+    def ends(self) -> bool:
+        return bool(self.flags & _PF_EXITING) and (self.runs or self.threads > 1)
 
 
 def _climb(pid: int, roots: Mapping[int, tuple[Process, str]]) -> str | None:
@@ -135,6 +152,5 @@ def _stat(pid: int) -> _Stat | None:
         return None
     # proc(5): the command's name, in parentheses, may hold spaces, parentheses and any other byte
     after_name = content[content.rindex(b")") + 2 :].split()
-    return _Stat(
-        after_name[0].decode(), int(after_name[1]), int(after_name[3]), int(after_name[19])
-    )
+    numbers = [int(after_name[index]) for index in (1, 3, 6, 17, 19)]
+    return _Stat(after_name[0].decode(), *numbers)

@@ -96,6 +96,7 @@ class Scene:
         self.now = 100.0
         self.asked: list[Measure] = []
         self.timers: dict[tuple[TimerKind, str], tuple[float, Timer]] = {}
+        self.ending: set[str] = set()  # tenants of which a process has begun to end
         self.left: dict[str, int] = {}  # MiB of the host memory of tenants, where that is limited
         self.killed: list[str] = []
         self.rereads_ms: list[float] = []
@@ -173,7 +174,8 @@ class Scene:
         foreign = here.pop(STRANGER)
         here.pop(NOBODY, None)
         budgets = tuple((name, self._budget(name, device)) for name in here)
-        return Usage(device, used, tuple(sorted(here.items())), foreign, budgets)
+        ending = frozenset(self.ending)
+        return Usage(device, used, tuple(sorted(here.items())), foreign, budgets, ending)
 
     def _budget(self, name: str, device: str) -> int:
         who = self.members[name]
@@ -698,6 +700,19 @@ def test_bytes_of_nobody_count_when_a_second_reading_finds_them() -> None:
     (told,) = it.conditions()
     assert (told.kind, told.tenant, told.size) == (ConditionKind.FOREIGN_MEMORY, None, 10 * MIB)
     assert "10.0 MiB of gpu0 belong to nobody that can be seen" in told.message
+
+
+def test_bytes_of_nobody_are_those_that_a_tenant_may_hold_which_ends() -> None:
+    it = scene()
+    budget = it.node.tenants["trainer"].budget // MIB
+    it.ending.add("trainer")
+    it.hold(NOBODY, budget)
+    it.wait(3)
+    assert it.conditions() == []
+    it.hold(NOBODY, budget + 10)
+    it.wait(2)
+    (told,) = it.conditions()
+    assert (told.kind, told.tenant, told.size) == (ConditionKind.FOREIGN_MEMORY, None, 10 * MIB)
 
 
 def test_bytes_of_nobody_that_come_and_go_count_for_nothing() -> None:
