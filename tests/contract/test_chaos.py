@@ -36,10 +36,11 @@ def chaos(folder: Path, seed: int, kills: int, *arguments: str) -> tuple[int, di
     return done.returncode, json.loads(done.stdout)
 
 
-def test_nothing_is_violated(tmp_path: Path) -> None:
-    status, report = chaos(tmp_path, EVERYTHING, 20)
+@pytest.mark.parametrize("beside", [False, True])
+def test_nothing_is_violated(tmp_path: Path, beside: bool) -> None:
+    status, report = chaos(tmp_path, EVERYTHING, 20, *(["--beside"] if beside else []))
     assert (status, report["violations"]) == (0, []), report
-    assert report["blows_in_all"] == 20
+    assert (report["blows_in_all"], report["beside"]) == (20, beside)
     assert set(report["updates"]) == {"trainer-a", "trainer-b", "wide"}
     assert report["looks"] > report["samples"] > 0
 
