@@ -41,7 +41,7 @@ ROOM: Final = 64 << 20
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run the job: `devices` and their sizes, who uses which, whose seed differs."""
+    """One way to run the job: `devices` and their sizes, and who uses which."""
 
     name: str
     config: LocalConfig
@@ -70,7 +70,6 @@ class Way:
     "-o", "output", type=click.Choice(["table", "json"]), default="table", show_default=True
 )
 @click.option("--job", type=click.Path(path_type=Path), default=EXAMPLE / "local.yaml", hidden=True)
-@click.option("--perturb", is_flag=True, help="Another seed in one of the ways.", hidden=True)
 @click.option("--arbiter", help="Another command for the node's arbiter.", hidden=True)
 def main(
     compare: bool,
@@ -81,7 +80,6 @@ def main(
     out: Path | None,
     output: str,
     job: Path,
-    perturb: bool,
     arbiter: str | None,
 ) -> None:
     """Run the example job, watch it, judge it.
@@ -92,7 +90,7 @@ def main(
                              manifests/overlays/local on the cluster of hack/localkube, then the
                              example there; takes the cluster down again, if not told to --keep it
     """
-    if cluster and (compare or perturb or arbiter):
+    if cluster and (compare or arbiter):
         raise click.UsageError("--cluster runs the job one way")
     if keep and not cluster:
         raise click.UsageError("--keep is for --cluster")
@@ -105,7 +103,7 @@ def main(
         else:
             config = placed(load(job), tiny_model(seed), steps, seed)
             command = local.ARBITER if arbiter is None else shlex.split(arbiter)
-            done = all_ways(ways(config, seed, compare, perturb), out, job.parent, command)
+            done = all_ways(ways(config, compare), out, job.parent, command)
     except (ConfigError, RunError) as exc:
         raise click.ClickException(str(exc)) from exc
     failures = [
@@ -186,7 +184,7 @@ def free_port() -> int:
     return port
 
 
-def ways(config: LocalConfig, seed: int, compare: bool, perturb: bool) -> Iterator[Way]:
+def ways(config: LocalConfig, compare: bool) -> Iterator[Way]:
     """In turn on one device; side by side on a bigger one; each on one of its own."""
     yield Way("turns", config)
     if not compare:
@@ -194,13 +192,7 @@ def ways(config: LocalConfig, seed: int, compare: bool, perturb: bool) -> Iterat
     tenants = config.tenants
     (device, size), *_ = config.devices.items()
     together = sum(tenant.need for tenant in tenants.values()) + ROOM
-    resident = _with(config, {device: together}, dict.fromkeys(tenants, device))
-    if perturb:
-        trainer = tenants[TRAINER]
-        command = [*trainer.command, "--seed", str(seed + 1)]
-        other = trainer.model_copy(update={"command": command})
-        resident = resident.model_copy(update={"tenants": {**resident.tenants, TRAINER: other}})
-    yield Way("resident", resident)
+    yield Way("resident", _with(config, {device: together}, dict.fromkeys(tenants, device)))
     own = {name: f"gpu{number}" for number, name in enumerate(tenants)}
     yield Way("disaggregated", _with(config, dict.fromkeys(own.values(), size), own))
 

@@ -1,6 +1,8 @@
 """Taking turns, side by side, on two devices: the same job learns the same, to the last digit."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,14 +21,12 @@ def test_three_ways_learn_the_same(tmp_path: Path) -> None:
     assert list(ways) == ["turns", "resident", "disaggregated"]
     assert [len(way["devices"]) for way in ways.values()] == [1, 1, 2]
     assert len({way["reward_last"] for way in ways.values()}) == 1
+    learned = [json.loads(line)["loss"] for line in progress(ways["turns"]).splitlines()]
+    assert len(set(learned)) == STEPS  # there was something to compare
     for way in ways.values():
         assert way["device_s"] == pytest.approx(len(way["devices"]) * way["wall_s"], abs=0.01)
     assert "devices x wall time (simulated devices" in done.shown
 
 
-def test_another_seed_in_one_of_the_ways_is_found(tmp_path: Path) -> None:
-    done = demo(tmp_path / "out", "--compare", "--steps", "2", "--perturb", timeout_s=1180)
-    assert done.status == 1, done.shown
-    assert list(done.told["ways"]) == ["turns", "resident"]
-    (told,) = done.failures("they must be equal")
-    assert told.startswith("resident: iteration 1 has reward and loss ")
+def progress(way: dict[str, Any]) -> str:
+    return (Path(way["folder"]) / "progress.jsonl").read_text()
