@@ -104,7 +104,7 @@ class Agent:
 
 @dataclass(frozen=True)
 class Truth:
-    """Who held what at one moment: bytes by (tenant, device), of strangers, and of nobody.
+    """Who held what at one moment: bytes by (tenant, device), and of strangers.
 
     `cramped`: who had not the host memory to park; `broken`: devices that could not be read then.
     """
@@ -112,13 +112,8 @@ class Truth:
     tenants: dict[tuple[str, str], int]
     extras: dict[str, int]
     strangers: dict[str, int]
-    lagging: dict[str, int]
     cramped: frozenset[str]
     broken: frozenset[str]
-
-    def used(self, device: str) -> int:
-        mine = sum(size for (_, name), size in self.tenants.items() if name == device)
-        return mine + self.strangers.get(device, 0) + self.lagging.get(device, 0)
 
 
 @dataclass(frozen=True)

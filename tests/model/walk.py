@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from claim_phases.events import TimerKind
@@ -10,6 +11,7 @@ from claim_phases.messages import ArbiterMessage, TenantMessage
 from claim_phases.node import Node, Tenant
 from claim_phases.phases import Phase
 from claim_phases.tenancy import Park, Restore, RestoreAhead
+from tests.model.invariants import BEYOND_THE_KEY
 from tests.model.records import Agent, Scan, is_first
 from tests.model.world import Action, World
 
@@ -37,6 +39,7 @@ class Faults:
     lapses: int = 0  # leases that run out
     timeouts: int = 0  # other deadlines that run out
 
+    @cache  # noqa: B019 - a walk has few, and meets each again and again
     def less(self, name: str) -> "Faults":
         """One of them has happened."""
         return replace(self, **{name: getattr(self, name) - 1})
@@ -55,10 +58,20 @@ class FoundViolation(AssertionError):
     """A history that leads to a violation."""
 
 
-@dataclass
+Part = tuple[int, tuple[int, ...]]
+"""Of a part of a state: a number for all but its epochs, and these in order."""
+
+
+@dataclass(slots=True)
 class _State:
+    """`node` and `agents` are its parts; a part that is the same as in the state before is not made
+    anew.
+    """
+
     world: World
     faults: Faults
+    node: Part
+    agents: dict[str, Part]
 
 
 def walk(world: World, faults: Faults, *, max_states: int = 1_000_000) -> Walked:
@@ -67,9 +80,10 @@ def walk(world: World, faults: Faults, *, max_states: int = 1_000_000) -> Walked
     A state is stuck when somebody waits in it and no history answers all who wait without further
     faults and favours: a user asks for no more turns, and leaves one only when it is wanted.
     """
-    start = _State(world, faults)
-    number = {hash(_key(start)): 0}  # 64 bits: two of a million states collide once in 10^7 walks
-    parents: list[tuple[int, str]] = [(-1, "")]
+    keys = _Keys()
+    start = keys.state(world, faults)
+    number = {keys.key(start): 0}
+    parents: list[tuple[int, Action, int]] = [(-1, (), -1)]
     back: list[list[int]] = [[]]  # for each state those that lead to it of themselves
     calm: list[int] = [] if _waits(world) else [0]
     waiting = deque([start])
@@ -77,25 +91,27 @@ def walk(world: World, faults: Faults, *, max_states: int = 1_000_000) -> Walked
     edges = 0
     while waiting:
         state, here = waiting.popleft(), numbers.popleft()
-        for label, action, crash_in, left, faulty in _moves(state):
+        for action, crash_in, left, faulty in _moves(state):
             after = state.world.clone()
             try:
-                after.do(action, crash_in)
+                after.act(action, crash_in)
+                then = keys.state(after, left, state)
+                there = number.setdefault(keys.key(then), len(parents))
+                new = there == len(parents)
+                if new:
+                    after.check()
+                elif after.turns is not state.world.turns:
+                    after.check(BEYOND_THE_KEY)
             except Exception as exc:
-                history = _history(parents, here)
-                steps = "\n  ".join([*history, label])
+                steps = "\n  ".join([*_history(parents, here), _label(action, crash_in)])
                 raise FoundViolation(
                     f"{type(exc).__name__}: {exc}\n  {steps}\n{after.describe()}"
                 ) from exc
             edges += 1
-            then = _State(after, left)
-            seen = hash(_key(then))
-            there = number.get(seen)
-            if there is None:
-                there = number[seen] = len(parents)
+            if new:
                 if there >= max_states:
                     raise AssertionError(f"more than {max_states} states")
-                parents.append((here, label))
+                parents.append((here, action, crash_in))
                 back.append([])
                 if not _waits(after):
                     calm.append(there)
@@ -121,21 +137,21 @@ def _reaching(targets: list[int], back: list[list[int]]) -> list[bool]:
     return good
 
 
-def _history(parents: list[tuple[int, str]], index: int) -> list[str]:
+def _history(parents: list[tuple[int, Action, int]], index: int) -> list[str]:
     steps = []
     while index > 0:
-        index, label = parents[index]
-        steps.append(label)
+        index, action, crash_in = parents[index]
+        steps.append(_label(action, crash_in))
     return steps[::-1]
+
+
+def _label(action: Action, crash_in: int) -> str:
+    crash = f", crash at {crash_in}" if crash_in >= 0 else ""
+    return " ".join(map(str, action)) + crash
 
 
 def _waits(world: World) -> bool:
     return any(agent.waits for agent in world.agents.values())
-
-
-def _idle(world: World) -> bool:
-    """Whether nothing would happen before a deadline, unless a user does something."""
-    return all(action[0] in ("fire", "want", "leave") for action in world.progress())
 
 
 DEADLINES: dict[str | int, str] = {
@@ -145,30 +161,34 @@ DEADLINES: dict[str | int, str] = {
     TimerKind.BLOCKED: "timeouts",
     TimerKind.LEAVE: "timeouts",
 }
-Move = tuple[str, Action, int, Faults, bool]
+Move = tuple[Action, int, Faults, bool]
 
 
 def _moves(state: _State) -> Iterator[Move]:
+    """What may happen next: where the arbiter dies in it (or -1), the faults that are left, and
+    whether it is one."""
     world, faults = state.world, state.faults
-    for action in world.progress():
-        label = " ".join(map(str, action))
+    progress = world.progress()
+    # Whether nothing would happen before a deadline, unless a user does something.
+    idle = all(action[0] in ("fire", "want", "leave") for action in progress)
+    for action in progress:
         left, faulty = faults, not world.certain(action)
-        early = DEADLINES.get(action[1]) if action[0] == "fire" and not _idle(world) else None
+        early = DEADLINES.get(action[1]) if action[0] == "fire" and not idle else None
         if early is not None:
             if not getattr(faults, early):
                 continue
             left, faulty = faults.less(early), True
-        yield label, action, -1, left, faulty
+        yield action, -1, left, faulty
         if faults.crashes:
             for point in range(world.crash_points(action)):
-                yield f"{label}, crash at {point}", action, point, left.less("crashes"), True
+                yield action, point, left.less("crashes"), True
     yield from _faults(world, faults)
 
 
 def _faults(world: World, faults: Faults) -> Iterator[Move]:
     def fault(name: str, *action: str | int) -> Iterator[Move]:
         if getattr(faults, name):
-            yield " ".join(map(str, action)), action, -1, faults.less(name), True
+            yield action, -1, faults.less(name), True
 
     if world.turns is not None:
         yield from fault("crashes", "crash")
@@ -200,68 +220,112 @@ def _faults(world: World, faults: Faults) -> Iterator[Move]:
 # -- states -----------------------------------------------------------------------------------
 
 
-def _key(state: _State) -> Key:
-    """The state up to what the machines cannot tell apart.
+class _Numbers(dict[Key, int]):
+    """A number for each key."""
+
+    def __missing__(self, key: Key) -> int:
+        self[key] = number = len(self)
+        return number
+
+
+class _Keys:
+    """Equal keys for states that the machines cannot tell apart.
 
     Epochs are only compared, and a new one is above all: their ranks are enough. The same holds
     of steps (`Node.seq`), so what matters is which timers would still count, which readings no
     phase change has overtaken, and whether a measurement was asked for since. Delays, times and
     texts decide nothing.
     """
-    world, faults = state.world, state.faults
-    epochs = {world.highest, world.stored["epoch"]}
-    for agent in world.agents.values():
-        epochs.add(agent.tenancy.epoch)
-        echoes = (message for _, message in agent.echoes)
-        for item in (*agent.said, *agent.heard, *agent.commands, *echoes):
-            epochs.add(getattr(item, "epoch", 0))
-    for raw in world.stored["tenants"].values():
-        epochs |= {raw["epoch"], raw["taken"]}
-    if world.turns is not None:
-        epochs.add(world.node.epoch)
-        for tenant in world.node.tenants.values():
-            epochs |= {tenant.epoch, tenant.taken}
-    rank = {epoch: index for index, epoch in enumerate(sorted(epochs | {0}))}
-    return (
-        faults,
-        rank[world.highest],
-        _node_key(world, rank) if world.turns is not None else None,
-        _stored_key(world.stored, rank) if faults.crashes or world.turns is None else None,
-        tuple(_agent_key(agent, rank) for agent in world.agents.values()),
-        tuple(sorted(world.strangers.items())),
-        tuple(sorted(world.lagging.items())),
-        world.broken,
-        tuple(sorted(_scan_key(world, scan) for scan in world.scans)),
-        world.ran,
-    )
+
+    def __init__(self) -> None:
+        self._numbers = _Numbers()
+
+    def state(self, world: World, faults: Faults, before: _State | None = None) -> _State:
+        """A world with its parts. What the node knows, timers and readings change only with a step
+        of its machine, and worlds share the machines of nodes and the agents that are unchanged.
+        """
+        if before is None:
+            agents = {name: self._agent(agent) for name, agent in world.agents.items()}
+            return _State(world, faults, self._node(world), agents)
+        former = before.world
+        return _State(
+            world,
+            faults,
+            before.node if world.turns is former.turns else self._node(world),
+            {
+                name: before.agents[name] if agent is former.agents[name] else self._agent(agent)
+                for name, agent in world.agents.items()
+            },
+        )
+
+    def key(self, state: _State) -> Key:
+        """A state's key."""
+        world = state.world
+        parts = [state.node, *state.agents.values()]
+        # While the arbiter lives, what is stored matters only if it may die; it has no other epochs
+        # than the node (`stored_is_live`).
+        if state.faults.crashes or world.turns is None:
+            parts.append(self._part(*_stored(world.stored)))
+        epochs = [world.highest]
+        for _, some in parts:
+            epochs += some
+        rank = {epoch: index for index, epoch in enumerate(sorted({0, *epochs}))}
+        return (
+            state.faults,
+            *(number for number, _ in parts),
+            *map(rank.__getitem__, epochs),
+            tuple(sorted(world.strangers.items())),
+            tuple(sorted(world.lagging.items())),
+            world.broken,
+        )
+
+    def _node(self, world: World) -> Part:
+        if world.turns is None:
+            return self._part((world.ran,), [])
+        return self._part(*_live(world))
+
+    def _agent(self, agent: Agent) -> Part:
+        return self._part(*_process(agent))
+
+    def _part(self, shape: Key, epochs: list[int]) -> Part:
+        return self._numbers[shape], tuple(epochs)
 
 
-def _node_key(world: World, rank: dict[int, int]) -> Key:
+Shape = tuple[Key, list[int]]
+"""What of something is compared as it is, and the epochs in it, which are compared by rank."""
+
+
+def _live(world: World) -> Shape:
     node = world.node
     live = frozenset(
         key
         for key, (timer, _) in world.timers.items()
         if key[0] is TimerKind.WATCH or world.counts(timer)
     )
-    return (
-        rank[node.epoch],
+    tenants = [node.tenants[name] for name in sorted(node.tenants)]
+    shape = (
         tuple(node.queue),
         tuple(
             (d.foreign, d.whose, d.unseen, d.early, bool(d.failed)) for d in node.devices.values()
         ),
-        tuple(sorted(_tenant_key(node, tenant, rank) for tenant in node.tenants.values())),
+        tuple(_tenant(node, tenant) for tenant in tenants),
         live,
+        tuple(sorted(_scan(world, scan) for scan in world.scans)),
+        world.ran,
     )
+    return shape, _epochs(node, tenants)
 
 
-def _tenant_key(node: Node, tenant: Tenant, rank: dict[int, int]) -> Key:
+def _epochs(node: Node, tenants: list[Tenant]) -> list[int]:
+    return [node.epoch, *(epoch for tenant in tenants for epoch in (tenant.epoch, tenant.taken))]
+
+
+def _tenant(node: Node, tenant: Tenant) -> Key:
     changed = max(node.devices[name].changed for name in tenant.who.devices)
     return (
         tenant.name,
         tenant.who.incarnation,
         tenant.phase,
-        rank[tenant.epoch],
-        rank[tenant.taken],
         tenant.request,
         tenant.connected,
         tenant.gone,
@@ -284,44 +348,40 @@ def _tenant_key(node: Node, tenant: Tenant, rank: dict[int, int]) -> Key:
     )
 
 
-def _stored_key(stored: dict[str, Any], rank: dict[int, int]) -> Key:
-    return (
-        rank[stored["epoch"]],
-        tuple(stored["queue"]),
+def _stored(node: Node) -> Shape:
+    tenants = [node.tenants[name] for name in sorted(node.tenants)]
+    shape = (
+        tuple(node.queue),
         tuple(
-            (
-                *(device["foreign"], device["whose"], device["unseen"], device["early"]),
-                bool(device["failed"]),
-            )
-            for device in stored["devices"].values()
+            (d.foreign, d.whose, d.unseen, d.early, bool(d.failed)) for d in node.devices.values()
         ),
         tuple(
             (
-                name,
-                raw["who"]["incarnation"],
-                raw["phase"],
-                rank[raw["epoch"]],
-                rank[raw["taken"]],
-                raw["request"],
-                raw["gone"],
-                raw["overdue"],
-                raw["parked"],
-                bool(raw["fault"]),
-                bool(raw["faulty"]),
-                raw["rung"],
-                raw["pieces"],
-                raw["ahead"],
-                raw["kept"],
-                raw["who"]["host"] is not None and raw["ran"],
+                tenant.name,
+                tenant.who.incarnation,
+                tenant.phase,
+                tenant.request,
+                tenant.gone,
+                tenant.overdue,
+                tenant.parked,
+                bool(tenant.fault),
+                bool(tenant.faulty),
+                tenant.rung,
+                tenant.pieces,
+                tenant.ahead,
+                tenant.kept,
+                tenant.who.host is not None and tenant.ran,
             )
-            for name, raw in sorted(stored["tenants"].items())
+            for tenant in tenants
         ),
     )
+    return shape, _epochs(node, tenants)
 
 
-def _agent_key(agent: Agent, rank: dict[int, int]) -> Key:
+def _process(agent: Agent) -> Shape:
     tenancy = agent.tenancy
-    return (
+    shape = (
+        agent.name,
         agent.turns_left,
         agent.life,
         agent.alive,
@@ -330,10 +390,10 @@ def _agent_key(agent: Agent, rank: dict[int, int]) -> Key:
         agent.known,
         agent.lost,
         agent.dead,
-        tuple(_message_key(message, rank) for message in agent.said),
-        tuple(_message_key(message, rank) for message in agent.heard),
-        tuple((way, *_message_key(message, rank)) for way, message in agent.echoes),
-        tuple(_command_key(command, rank) for command in agent.commands),
+        tuple(map(_message, agent.said)),
+        tuple(map(_message, agent.heard)),
+        tuple((way, _message(message)) for way, message in agent.echoes),
+        tuple(map(_command, agent.commands)),
         agent.held,
         agent.half,
         agent.extra,
@@ -341,7 +401,6 @@ def _agent_key(agent: Agent, rank: dict[int, int]) -> Key:
         agent.moved,
         agent.crowd,
         tenancy.phase,
-        rank[tenancy.epoch],
         tenancy.request,
         tenancy.wanted,
         tenancy.urgent,
@@ -353,22 +412,25 @@ def _agent_key(agent: Agent, rank: dict[int, int]) -> Key:
         tenancy._abandoned,
         tenancy._ahead,
     )
+    echoes = (message for _, message in agent.echoes)
+    items = (*agent.said, *agent.heard, *agent.commands, *echoes)
+    return shape, [tenancy.epoch, *(getattr(item, "epoch", 0) for item in items)]
 
 
-def _command_key(command: Park | Restore | RestoreAhead, rank: dict[int, int]) -> Key:
+def _command(command: Park | Restore | RestoreAhead) -> Key:
     match command:
         case RestoreAhead(size):
             return ("RestoreAhead", size)
-        case Park(epoch, _, pieces, keep):
-            return ("Park", rank[epoch], pieces, keep)
-        case Restore(epoch):
-            return ("Restore", rank[epoch])
+        case Park(_, _, pieces, keep):
+            return ("Park", pieces, keep)
+        case Restore():
+            return ("Restore",)
 
 
-def _message_key(message: TenantMessage | ArbiterMessage, rank: dict[int, int]) -> Key:
+@cache
+def _message(message: TenantMessage | ArbiterMessage) -> Key:
     return (
         type(message).__name__,
-        rank[getattr(message, "epoch", 0)],
         getattr(message, "request", 0),
         getattr(message, "phase", None),
         getattr(message, "size", 0),
@@ -379,7 +441,7 @@ def _message_key(message: TenantMessage | ArbiterMessage, rank: dict[int, int]) 
     )
 
 
-def _scan_key(world: World, scan: Scan) -> Key:
+def _scan(world: World, scan: Scan) -> Key:
     devices = world.node.devices
     return tuple(
         (

@@ -9,7 +9,7 @@ run one at a time.
 
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Self, TypeVar, cast
@@ -53,7 +53,7 @@ from claim_phases.phases import ASIDE, TURN, Phase
 from claim_phases.policies import PolicyName
 from claim_phases.tenancy import Act, Answer, Park, Restore, RestoreAhead, Say, Shut, Tenancy
 from claim_phases.turns import Limits, Turns
-from tests.model.invariants import INVARIANTS, Violation, decisions
+from tests.model.invariants import INVARIANTS, Invariant, Violation, decisions
 from tests.model.records import Agent, Scan, Spec, TenantSpec, Truth
 
 LIMITS = Limits()
@@ -92,7 +92,7 @@ class World:
     def __post_init__(self) -> None:
         devices = {name: Device(name, total) for name, total in self.spec.devices}
         self.turns: Turns | None = self.machine(Node("boot", devices))
-        self.stored = self.node.to_json()
+        self.stored = self.node  # `_do_restart` reads it as a journal is read
         self.agents = {
             tenant.name: Agent(tenant, self.tenancy(tenant), self.spec.turns_each)
             for tenant in self.spec.tenants
@@ -106,6 +106,8 @@ class World:
         self.sound = True  # nothing was violated
         self.highest = 0  # the newest epoch that was ever stored or sent
         self.ran: frozenset[tuple[str, str]] = frozenset()  # lives that had a turn; with a limit
+        self._lent = True  # the node is also what is stored, or a clone's: a step takes a copy
+        self._shared: set[str] = set()  # tenants whose agents a clone has too
         self._crash_in = -1
         self._beyond: dict[str, int] = {}  # what each might hold without a turn, by then
         self._truth: Truth | None = None  # what the measurement that is being taken in saw
@@ -116,17 +118,22 @@ class World:
         return self.turns.node
 
     def clone(self) -> Self:
-        """An independent copy."""
+        """An independent copy: what both have in common is copied when one of them changes it."""
+        self._lent, self._shared = True, set(self.agents)
         other = _copy(self)
-        if self.turns is not None:
-            other.turns = self.machine(_copy_node(self.turns.node))
-        other.agents = {name: _copy(agent) for name, agent in self.agents.items()}
-        for agent in other.agents.values():
-            agent.tenancy = _copy(agent.tenancy)
+        other.agents, other._shared = dict(self.agents), set(self.agents)
         other.strangers = dict(self.strangers)
         other.lagging = dict(self.lagging)
         other.timers = dict(self.timers)
         return other
+
+    def _own(self, name: str) -> Agent:
+        """The agent of a tenant, to change it."""
+        if name in self._shared:
+            self._shared.remove(name)
+            agent = self.agents[name] = _copy(self.agents[name])
+            agent.tenancy = _copy(agent.tenancy)
+        return self.agents[name]
 
     # -- the device -----------------------------------------------------------------------------
 
@@ -139,18 +146,23 @@ class World:
         }
         extras = {agent.name: agent.extra for agent in self.agents.values()}
         cramped = frozenset(agent.name for agent in self.agents.values() if not agent.can_park)
-        strangers, lagging = dict(self.strangers), dict(self.lagging)
-        return Truth(held, extras, strangers, lagging, cramped, self.broken)
+        return Truth(held, extras, dict(self.strangers), cramped, self.broken)
+
+    def used(self, device: str) -> int:
+        """Bytes in use."""
+        agents = (agent for agent in self.agents.values() if device in agent.spec.devices)
+        mine = sum(agent.held + agent.extra for agent in agents)
+        return mine + self.strangers.get(device, 0) + self.lagging.get(device, 0)
 
     def room(self, device: str) -> int:
         """Free bytes of a device."""
-        return dict(self.spec.devices)[device] - self.truth().used(device)
+        return dict(self.spec.devices)[device] - self.used(device)
 
     def _read(self, ask: Measure, truth: Truth) -> Measured:
         usages = []
         readable = [device for device in ask.devices if device not in truth.broken]
         for device in readable:
-            used = truth.used(device)
+            used = self.used(device)
             if ask.attribute:
                 tenants = tuple(
                     sorted(
@@ -191,17 +203,22 @@ class World:
     def _step(
         self, event: Event, truth: Truth | None, pending: deque[tuple[Event, Truth | None]]
     ) -> None:
+        if self._lent:
+            self._lent, self.turns = False, self.machine(_copy_node(self.node))
         assert self.turns is not None
-        epochs = {name: tenant.epoch for name, tenant in self.node.tenants.items()}
-        phases = {name: tenant.phase for name, tenant in self.node.tenants.items()}
+        node = self.turns.node
+        epochs, phases, begun, self._beyond = {}, {}, set(), {}
+        for name, tenant in node.tenants.items():
+            epochs[name], phases[name] = tenant.epoch, tenant.phase
+            self._beyond[name] = tenant.beyond
+            if tenant.ahead:
+                begun.add(name)
         stale = self._stale(event)
-        before = decisions(self.node) if stale else None
-        queue = tuple(self.node.queue)
-        begun = {name for name, tenant in self.node.tenants.items() if tenant.ahead}
-        self._beyond = {name: tenant.beyond for name, tenant in self.node.tenants.items()}
+        before = decisions(node) if stale else None
+        queue = tuple(node.queue)
         self._truth = truth
         effects = self.turns.step(event, self.now)
-        if stale and decisions(self.node) != before:
+        if stale and decisions(node) != before:
             raise Violation(f"no message of an older epoch changes anything: {event} did")
         self._check_order(queue, begun)
         self._check_loss(event, effects, phases)
@@ -218,7 +235,7 @@ class World:
 
     def _store(self, before: dict[str, int]) -> None:
         """What was stored or sent cannot be taken back: later epochs must be above it."""
-        self.stored = self.node.to_json()
+        self.stored, self._lent = self.node, True
         for name, tenant in self.node.tenants.items():
             if before.get(name, 0) != tenant.epoch and tenant.epoch <= self.highest:
                 raise Violation(
@@ -241,7 +258,7 @@ class World:
             case Send(name, message):
                 agent = self.agents[name]
                 if agent.known and agent.open:
-                    agent.heard += (message,)
+                    self._own(name).heard += (message,)
                 if isinstance(message, Granted):
                     self.highest = max(self.highest, message.epoch)
                 self._crash_point()
@@ -270,7 +287,7 @@ class World:
         self.turns = None
         self.timers.clear()
         self.scans = ()
-        for agent in self.agents.values():
+        for agent in map(self._own, self.agents):
             self._cut(agent)
             agent.lost = False
             agent.dead = ()
@@ -409,9 +426,9 @@ class World:
         assert self._truth is not None
         return self._truth
 
-    def check(self) -> None:
-        """All that must be true between two steps."""
-        for invariant in INVARIANTS:
+    def check(self, invariants: Sequence[Invariant] = INVARIANTS) -> None:
+        """What must be true between two steps."""
+        for invariant in invariants:
             invariant(self)
 
     # -- what can happen ------------------------------------------------------------------------
@@ -497,19 +514,24 @@ class World:
 
     def do(self, action: Action, crash_in: int = -1) -> None:
         """Let it happen. With `crash_in` the arbiter dies at that point of what it does then."""
-        self._crash_in = crash_in
         self.sound = False
-        self._act(action)
-        self._crash_in = -1
+        self.act(action, crash_in)
         self.check()
         self.sound = True
+
+    def act(self, action: Action, crash_in: int) -> None:
+        """The same without the check that follows."""
+        self._crash_in = crash_in
+        self._act(action)
+        self._crash_in = -1
 
     def _act(self, action: Action) -> None:
         verb, *rest = action
         getattr(self, f"_do_{verb}")(*rest)
 
     def _do_restart(self) -> None:
-        self.turns = self.machine(Node.from_json(json.loads(json.dumps(self.stored))))
+        journal = json.dumps(self.stored.to_json())
+        self._lent, self.turns = False, self.machine(Node.from_json(json.loads(journal)))
         ended = [
             Gone(name, tenant.who.incarnation)
             for name, tenant in self.node.tenants.items()
@@ -528,12 +550,12 @@ class World:
         self._down()
 
     def _do_connect(self, name: str) -> None:
-        agent = self.agents[name]
+        agent = self._own(name)
         agent.heard, agent.open = (), True
         self._carry(agent, agent.tenancy.opened())
 
     def _do_say(self, name: str) -> None:
-        agent = self.agents[name]
+        agent = self._own(name)
         message, agent.said = agent.said[0], agent.said[1:]
         if isinstance(message, Hello):
             agent.known, agent.lost = True, False
@@ -551,17 +573,17 @@ class World:
         )
 
     def _do_hear(self, name: str) -> None:
-        agent = self.agents[name]
+        agent = self._own(name)
         message, agent.heard = agent.heard[0], agent.heard[1:]
         agent.welcomed = True
         self._carry(agent, agent.tenancy.heard(message))
 
     def _do_lost(self, name: str) -> None:
-        self.agents[name].lost = False
+        self._own(name).lost = False
         self.handle(Lost(name))
 
     def _do_gone(self, name: str, life: int) -> None:
-        agent = self.agents[name]
+        agent = self._own(name)
         agent.dead = tuple(other for other in agent.dead if other != life)
         self.handle(Gone(name, str(life)))
 
@@ -578,22 +600,22 @@ class World:
     # -- tenants and their users ----------------------------------------------------------------
 
     def _do_want(self, name: str) -> None:
-        agent = self.agents[name]
+        agent = self._own(name)
         agent.tenancy.taken = None  # told
         agent.requests += 1
         agent.turns_left -= 1
         self._carry(agent, agent.tenancy.want(agent.requests))
 
     def _do_unwant(self, name: str) -> None:
-        agent = self.agents[name]
+        agent = self._own(name)
         self._carry(agent, [*agent.tenancy.unwant(), *agent.tenancy.leave()])
 
     def _do_leave(self, name: str) -> None:
-        agent = self.agents[name]
+        agent = self._own(name)
         self._carry(agent, agent.tenancy.leave())
 
     def _do_work(self, name: str) -> None:
-        agent = self.agents[name]
+        agent = self._own(name)
         command, agent.commands = agent.commands[0], agent.commands[1:]
         match command:
             case Park(epoch, pieces=True, keep=keep) if agent.spec.pieces and not agent.half:
@@ -663,11 +685,11 @@ class World:
     # -- faults ---------------------------------------------------------------------------------
 
     def _do_break(self, name: str) -> None:
-        self._cut(self.agents[name])
+        self._cut(self._own(name))
 
     def _do_die(self, name: str) -> None:
         """All its processes end, and its memory is free at once."""
-        agent = self.agents[name]
+        agent = self._own(name)
         self._cut(agent)
         agent.alive = False
         agent.held = agent.extra = agent.moved = 0
@@ -678,13 +700,13 @@ class World:
             agent.dead += (agent.life,)
 
     def _do_reborn(self, name: str) -> None:
-        agent = self.agents[name]
+        agent = self._own(name)
         agent.alive, agent.welcomed = True, False
         agent.life += 1
 
     def _do_agent_crash(self, name: str) -> None:
         """The agent alone ends: what it held in the device stays, and a new agent attaches."""
-        agent = self.agents[name]
+        agent = self._own(name)
         self._cut(agent)
         agent.heard, agent.commands, agent.welcomed = (), (), False
         agent.half = False
@@ -693,7 +715,7 @@ class World:
 
     def _do_fail(self, name: str) -> None:
         """A memory command fails; a restore may leave all of it behind."""
-        agent = self.agents[name]
+        agent = self._own(name)
         command, agent.commands = agent.commands[0], agent.commands[1:]
         match command:
             case Park(epoch):
@@ -706,7 +728,7 @@ class World:
 
     def _do_cheat(self, name: str) -> None:
         """It says that it parked, and keeps its memory."""
-        agent = self.agents[name]
+        agent = self._own(name)
         command, agent.commands = agent.commands[0], agent.commands[1:]
         assert isinstance(command, Park)
         agent.kept = agent.held > agent.spec.residual or bool(agent.extra)
@@ -714,7 +736,7 @@ class World:
 
     def _do_lag(self, name: str) -> None:
         """It parks, and the device's accounting still shows its memory for a while."""
-        agent = self.agents[name]
+        agent = self._own(name)
         held = agent.held
         self._do_work(name)
         freed = held - agent.held
@@ -736,27 +758,27 @@ class World:
         self.broken ^= {device}
 
     def _do_intrude(self, name: str) -> None:
-        agent = self.agents[name]
+        agent = self._own(name)
         room = min(self.room(device) for device in agent.spec.devices)
         agent.extra = 0 if agent.extra else min(room, agent.spec.residual + 10)
 
     def _do_crowd(self, name: str) -> None:
         """Others of its pod take all of its host memory, or give it back."""
-        agent = self.agents[name]
+        agent = self._own(name)
         agent.crowd = 0 if agent.crowd else agent.spec.memory or 0
 
     def _do_drop(self, name: str, way: str, index: int) -> None:
         queue = list(getattr(self.agents[name], way))
         del queue[index]
-        setattr(self.agents[name], way, tuple(queue))
+        setattr(self._own(name), way, tuple(queue))
 
     def _do_echo(self, name: str, way: str, index: int) -> None:
         """A copy of a message is on its way too, slower than the first; it survives the session."""
-        agent = self.agents[name]
+        agent = self._own(name)
         agent.echoes += ((way, getattr(agent, way)[index]),)
 
     def _do_repeat(self, name: str, index: int) -> None:
-        agent = self.agents[name]
+        agent = self._own(name)
         (way, message), before = agent.echoes[index], agent.echoes[:index]
         agent.echoes = before + agent.echoes[index + 1 :]
         if way == "said":
@@ -767,7 +789,7 @@ class World:
     def _do_overtake(self, name: str, way: str, index: int) -> None:
         queue = list(getattr(self.agents[name], way))
         queue.insert(0, queue.pop(index))
-        setattr(self.agents[name], way, tuple(queue))
+        setattr(self._own(name), way, tuple(queue))
 
     # -- the end of chaos -----------------------------------------------------------------------
 
@@ -777,7 +799,7 @@ class World:
         Each session is opened anew, since a stream that lost messages is a broken one; strangers
         and intruders leave; users leave turns that others want; all that is due happens, in order.
         """
-        for agent in self.agents.values():
+        for agent in map(self._own, self.agents):
             self._cut(agent)
             agent.heard = ()
             agent.extra = 0
