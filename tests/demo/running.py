@@ -58,12 +58,13 @@ def demo(out: Path, *arguments: str, timeout_s: float) -> Demo:
     return Demo(done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr)
 
 
-def cheating(folder: Path, cheat: str) -> Path:
-    """A copy of the example's job whose trainer is started by the cheat; returns its YAML."""
+def cheating(folder: Path, *cheats: str) -> Path:
+    """A copy of the example's job whose trainer is started by the cheats; returns its YAML."""
     job = yaml.safe_load((EXAMPLE / "local.yaml").read_text())
     trainer = job["tenants"]["trainer"]
     python, script, *arguments = trainer["command"]
-    trainer["command"] = [python, str(CHEATS / cheat), str(EXAMPLE / script), *arguments]
+    starters = [str(CHEATS / cheat) for cheat in cheats]
+    trainer["command"] = [python, *starters, str(EXAMPLE / script), *arguments]
     path = folder / "local.yaml"
     path.write_text(yaml.safe_dump(job))
     return path

@@ -12,15 +12,21 @@ pytestmark = [pytest.mark.demo, pytest.mark.timeout(400)]
 GONE = ("trainer", "Gone")
 
 
-def cheated(folder: Path, cheat: str) -> Demo:
-    job = cheating(folder, cheat)
+def cheated(folder: Path, *cheats: str) -> Demo:
+    job = cheating(folder, *cheats)
     done = demo(folder / "out", "--job", str(job), "--steps", "4", timeout_s=380)
     assert done.status == 1, done.shown
     return done
 
 
-def test_older_weights_behind_the_engines_back(tmp_path: Path) -> None:
-    done = cheated(tmp_path, "old_weights.py")
+@pytest.fixture(scope="module")
+def two_cheats(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """The job goes on after the first, and ends with the second."""
+    return cheated(tmp_path_factory.mktemp("two"), "old_weights.py", "stranger.py")
+
+
+def test_older_weights_behind_the_engines_back(two_cheats: Demo) -> None:
+    done = two_cheats
     (told,) = done.failures("did not serve the published weights")
     assert told.startswith("in iteration 3 ")
     assert "(version 3)" in told
@@ -42,8 +48,8 @@ def test_a_tenant_that_says_parked_and_keeps_its_memory(tmp_path: Path) -> None:
     assert condition["message"] in told
 
 
-def test_a_strangers_process_on_the_device(tmp_path: Path) -> None:
-    done = cheated(tmp_path, "stranger.py")
+def test_a_strangers_process_on_the_device(two_cheats: Demo) -> None:
+    done = two_cheats
     assert done.failures("ForeignMemory: ", "24.0 MiB")
     assert done.failures("which belongs to no tenant, held 24.0 MiB of gpu0: foreign memory")
     blamed = [one for one in done.events if one.get("kind") == "condition" and one["tenant"]]
