@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from hack.cluster_commands import ClusterError, localkube
-from hack.kube.cluster import Cluster
+from hack.kube import spaces
 from hack.kube.layout import Layout
-from hack.kube.progress import Progress
 
 TANDEM: Final = "/run/tandem-gpu.io"
 """Where the driver keeps a node's state."""
@@ -47,9 +46,9 @@ class Node:
 
     def __init__(self, name: str) -> None:
         state = Path(os.environ.get("TANDEM_LOCALKUBE") or _STATE).absolute()
-        cluster = Cluster(Layout(state), Progress())
-        self.number = next(one.number for one in cluster.layout.nodes() if one.name == name)
-        self._process = Path(f"/proc/{cluster.inside(self.number)}")
+        layout = Layout(state)
+        self.number = next(one.number for one in layout.nodes() if one.name == name)
+        self._process = Path(f"/proc/{spaces.inside(layout, self.number)}")
 
     def path(self, inside: str) -> Path:
         """The file that the node's processes have at this path."""

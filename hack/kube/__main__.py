@@ -5,16 +5,16 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
-from rich.console import Console
 
-from hack.kube import spaces, status
-from hack.kube.cluster import Cluster
+from hack.kube import spaces
 from hack.kube.errors import LocalkubeError
 from hack.kube.layout import NODES_MAX, Layout
-from hack.kube.progress import Progress
+
+if TYPE_CHECKING:
+    from hack.kube.cluster import Cluster
 
 _STATE: Final = "/var/lib/tandem-localkube"
 _VERBATIM: Final = {
@@ -46,7 +46,15 @@ def main(context: click.Context) -> None:
     # In order, as for Ctrl-C: what is half up is ended.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     state = Path(os.environ.get("TANDEM_LOCALKUBE") or _STATE).absolute()
-    context.obj = Cluster(Layout(state), Progress())
+    context.obj = Layout(state)
+
+
+def _cluster(layout: Layout) -> "Cluster":
+    """To be changed: `kubectl` and `exec`, which tests run by the hundred, do without all that."""
+    from hack.kube.cluster import Cluster
+    from hack.kube.progress import Progress
+
+    return Cluster(layout, Progress())
 
 
 @main.command()
@@ -54,24 +62,24 @@ def main(context: click.Context) -> None:
     "--nodes", type=click.IntRange(1, NODES_MAX), default=1, show_default=True, help="At least."
 )
 @click.pass_obj
-def up(cluster: Cluster, nodes: int) -> None:
+def up(layout: Layout, nodes: int) -> None:
     """Start the cluster, or what of it does not run; return when it can be used."""
-    cluster.up(nodes)
+    _cluster(layout).up(nodes)
     click.echo("the cluster is up; look around with hack/localkube kubectl get pods -A")
 
 
 @main.command()
 @click.pass_obj
-def build(cluster: Cluster) -> None:
+def build(layout: Layout) -> None:
     """Build what `up` needs and is not there yet; it takes minutes, once."""
-    cluster.build()
+    _cluster(layout).build()
 
 
 @main.command()
 @click.pass_obj
-def down(cluster: Cluster) -> None:
+def down(layout: Layout) -> None:
     """End the cluster, and remove all that there is of it."""
-    cluster.down()
+    _cluster(layout).down()
 
 
 @main.command("status")
@@ -79,9 +87,13 @@ def down(cluster: Cluster) -> None:
     "-o", "output", type=click.Choice(["table", "json"]), default="table", show_default=True
 )
 @click.pass_obj
-def status_command(cluster: Cluster, output: str) -> None:
+def status_command(layout: Layout, output: str) -> None:
     """Say what runs. Exit status 0 if everything does."""
-    found = status.read(cluster.layout)
+    from rich.console import Console
+
+    from hack.kube import status
+
+    found = status.read(layout)
     if output == "json":
         click.echo(json.dumps(found.to_json()))
     else:
@@ -92,56 +104,56 @@ def status_command(cluster: Cluster, output: str) -> None:
 @main.command(context_settings=_VERBATIM)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
-def kubectl(cluster: Cluster, arguments: tuple[str, ...]) -> None:
+def kubectl(layout: Layout, arguments: tuple[str, ...]) -> None:
     """Run kubectl as the cluster's administrator, here: with the files of this machine."""
-    spaces.join_network(cluster.keeper())
-    _become(cluster, "kubectl", *arguments)
+    spaces.join_network(spaces.running(layout))
+    _become(layout, "kubectl", *arguments)
 
 
 @main.command("exec", context_settings=_VERBATIM)
 @click.option("--node", "number", type=int, default=1, show_default=True)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
-def execute(cluster: Cluster, number: int, command: tuple[str, ...]) -> None:
+def execute(layout: Layout, number: int, command: tuple[str, ...]) -> None:
     """Run COMMAND as a process of a node: its network, processes and files."""
-    _become(cluster, *spaces.entering(cluster.inside(number), command, folder=Path.cwd()))
+    _become(layout, *spaces.entering(spaces.inside(layout, number), command, folder=Path.cwd()))
 
 
 @main.command()
 @click.argument("name")
 @click.pass_obj
-def restart(cluster: Cluster, name: str) -> None:
+def restart(layout: Layout, name: str) -> None:
     """Restart the components NAME: `kubelet` is every node's, `node2/kubelet` one."""
-    cluster.restart(name)
+    _cluster(layout).restart(name)
 
 
 @main.command()
 @click.argument("name")
 @click.pass_obj
-def stop(cluster: Cluster, name: str) -> None:
+def stop(layout: Layout, name: str) -> None:
     """Stop the components NAME, until `up` or `restart`."""
-    cluster.stop(name)
+    _cluster(layout).stop(name)
 
 
 @main.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @click.pass_obj
-def scheduler(cluster: Cluster, file: Path | None) -> None:
+def scheduler(layout: Layout, file: Path | None) -> None:
     """Run kube-scheduler with the KubeSchedulerConfiguration in FILE; without FILE: a plain one."""
-    cluster.schedule_with(file)
+    _cluster(layout).schedule_with(file)
 
 
 @main.command()
 @click.pass_obj
-def images(cluster: Cluster) -> None:
+def images(layout: Layout) -> None:
     """Build the images anew, and import those that changed."""
-    for name in cluster.import_images():
+    for name in _cluster(layout).import_images():
         click.echo(name)
 
 
-def _become(cluster: Cluster, *command: str) -> NoReturn:
-    os.environ["KUBECONFIG"] = str(cluster.layout.kubeconfig("admin"))
-    os.environ["KUBECACHEDIR"] = str(cluster.layout.state / "kubectl")
+def _become(layout: Layout, *command: str) -> NoReturn:
+    os.environ["KUBECONFIG"] = str(layout.kubeconfig("admin"))
+    os.environ["KUBECACHEDIR"] = str(layout.state / "kubectl")
     os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
 
 

@@ -50,7 +50,7 @@ class Cluster:
                 if fresh:
                     self._found()
                     spaces.make(self.layout)
-                self._starting(programs, self.keeper()).everything(nodes, made)
+                self._starting(programs, spaces.running(self.layout)).everything(nodes, made)
             except BaseException:
                 if fresh:  # what did not come up is no cluster; its logs stay
                     self._end()
@@ -86,7 +86,7 @@ class Cluster:
     def schedule_with(self, config: Path | None) -> None:
         """Run kube-scheduler with another KubeSchedulerConfiguration; None: the plain one."""
         given = configs.PLAIN_SCHEDULER if config is None else _scheduler_config(config)
-        self.keeper()
+        spaces.running(self.layout)
         self.layout.scheduler.write_text(configs.scheduler(self.layout, given))
         self.restart(components.SCHEDULER)
 
@@ -97,24 +97,6 @@ class Cluster:
             nodes = self.layout.nodes()
             with images.importing(self.layout, nodes, made, programs) as names:
                 return names
-
-    def keeper(self) -> int:
-        """The keeper's pid."""
-        found = spaces.keeper(self.layout)
-        if found is None:
-            raise LocalkubeError(
-                f"no cluster is up in {self.layout.state}: start it with hack/localkube up"
-            )
-        return found
-
-    def inside(self, number: int) -> int:
-        """A process whose namespaces are those of the node's processes."""
-        self.keeper()
-        holding = spaces.recall(self.layout.process(components.holder(self.layout.node(number))))
-        if holding is None:
-            names = ", ".join(node.name for node in self.layout.nodes())
-            raise LocalkubeError(f"there is no node {number}; there are {names}")
-        return holding.pid
 
     def _starting(self, programs: Programs, keeper: int) -> Starting:
         return Starting(self.layout, programs, keeper, self._progress)
@@ -155,9 +137,9 @@ class Cluster:
     @contextlib.contextmanager
     def _running(self) -> Iterator[int]:
         """The keeper's pid, while nobody else changes the cluster."""
-        self.keeper()
+        spaces.running(self.layout)
         with self._exclusively():
-            yield self.keeper()
+            yield spaces.running(self.layout)
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:

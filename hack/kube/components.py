@@ -92,11 +92,6 @@ def every(layout: Layout, programs: Programs) -> list[Component]:
     ]
 
 
-def holder(node: Node) -> str:
-    """The name of the process that holds the node's mount namespace."""
-    return f"{node.name}/mounts"
-
-
 def containerd_file(node: Node) -> Path:
     """The configuration of its containerd."""
     return node.folder / "containerd.toml"

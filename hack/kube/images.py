@@ -12,7 +12,6 @@ from hack.images import build, oci
 from hack.images.oci import Image
 from hack.kube import builds, spaces
 from hack.kube.builds import Programs
-from hack.kube.components import holder
 from hack.kube.errors import LocalkubeError
 from hack.kube.layout import CONTAINERD_SOCKET, Layout, Node
 
@@ -70,7 +69,7 @@ def imported(layout: Layout) -> dict[str, dict[str, str]]:
 
 
 def _import(node: Node, programs: Programs, tar: Path) -> subprocess.Popen[str]:
-    holding = spaces.recall(node.cluster.process(holder(node)))
+    holding = spaces.recall(node.cluster.process(node.holder))
     assert holding is not None
     command = spaces.entering(holding.pid, [str(programs.containerd / "ctr"), *_IMPORT, str(tar)])
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -51,6 +51,11 @@ class Node:
         return self.cluster.state / self.name
 
     @property
+    def holder(self) -> str:
+        """The name of the process that holds its mount namespace."""
+        return f"{self.name}/mounts"
+
+    @property
     def certificate(self) -> Path:
         """Of its kubelet, as a client and as a server."""
         return self.cluster.pki / f"{self.name}.crt"

@@ -45,6 +45,24 @@ def keeper(layout: Layout) -> int | None:
     return int(pid)
 
 
+def running(layout: Layout) -> int:
+    """The keeper's pid. Raises LocalkubeError if the cluster is not up."""
+    found = keeper(layout)
+    if found is None:
+        raise LocalkubeError(f"no cluster is up in {layout.state}: start it with hack/localkube up")
+    return found
+
+
+def inside(layout: Layout, number: int) -> int:
+    """A process whose namespaces are those of the node's processes. Raises LocalkubeError."""
+    running(layout)
+    holding = recall(layout.process(layout.node(number).holder))
+    if holding is None:
+        names = ", ".join(node.name for node in layout.nodes())
+        raise LocalkubeError(f"there is no node {number}; there are {names}")
+    return holding.pid
+
+
 def make(layout: Layout) -> None:
     """Start the keeper of fresh namespaces. Raises LocalkubeError."""
     log = layout.log("keeper")

@@ -75,12 +75,12 @@ class Starting:
 
     def _make(self, node: Node) -> None:
         """The node's namespace, files and address."""
-        known = self._layout.process(components.holder(node))
+        known = self._layout.process(node.holder)
         holding = spaces.recall(known)
         if holding is not None and holding.alive:
             return
         self._found(node)
-        log = self._layout.log(components.holder(node))
+        log = self._layout.log(node.holder)
         started = spaces.start(self._keeper, mounts.holding(node), log, _env())
         spaces.remember(known, started)
         self._wait_for(
@@ -112,7 +112,7 @@ class Starting:
 
     def _holder(self, number: int) -> Process:
         node = self._layout.node(number)
-        holding = spaces.recall(self._layout.process(components.holder(node)))
+        holding = spaces.recall(self._layout.process(node.holder))
         assert holding is not None
         return holding
 
