@@ -182,7 +182,8 @@ def _moves(state: _State) -> Iterator[Move]:
         if faults.crashes:
             for point in range(world.crash_points(action)):
                 yield action, point, left.less("crashes"), True
-    yield from _faults(world, faults)
+    if faults != Faults():  # most states come after the last
+        yield from _faults(world, faults)
 
 
 def _faults(world: World, faults: Faults) -> Iterator[Move]:
