@@ -2,6 +2,7 @@
 
 import faulthandler
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -31,6 +32,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Rooms:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell without job control starts what is to run in the background with both ignored, which
+    # the processes of the tests would inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         config.stash[TRACES] = os.dup(2)
 
