@@ -148,7 +148,7 @@ def _is_or_was(root: Process) -> bool:
 def _stat(pid: int) -> _Stat | None:
     try:
         content = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # proc(5): the command's name, in parentheses, may hold spaces, parentheses and any other byte
     after_name = content[content.rindex(b")") + 2 :].split()

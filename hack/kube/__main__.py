@@ -50,7 +50,9 @@ def main(context: click.Context) -> None:
 
 
 def _cluster(layout: Layout) -> "Cluster":
-    """To be changed: `kubectl` and `exec`, which tests run by the hundred, do without all that."""
+    """With all that it takes to change it, which `kubectl` and `exec` start without: they are run
+    by the hundred.
+    """
     from hack.kube.cluster import Cluster
     from hack.kube.progress import Progress
 

@@ -27,7 +27,9 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a run. `longest_wait_s` is each waiter's; `looks` are the gauge's."""
+    """What came of a run. `longest_wait_s` is each waiter's; `looks` are the gauge's, which saw
+    `most_mib` in use at once of each device.
+    """
 
     seed: int
     shard: str
@@ -40,6 +42,7 @@ class Report:
     longest_wait_s: dict[str, float]
     bound_s: float
     looks: int
+    most_mib: dict[str, float]
     samples: int
     samples_without_phases: int
     arbiter_starts: int
@@ -168,6 +171,11 @@ def _report(
         longest_wait_s={who: round(s, 2) for who, s in sorted(judge.waits(chaos).items())},
         bound_s=node.BOUND_S,
         looks=max((one["looks"] for one in gauged if "looks" in one), default=0),
+        most_mib={
+            Path(device).name: round(used / node.MIB, 1)
+            for one in gauged
+            for device, used in one.get("worst", {}).items()
+        },
         samples=len(run.samples),
         samples_without_phases=judge.known(run)[1],
         arbiter_starts=len(run.starts),

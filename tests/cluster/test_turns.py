@@ -45,6 +45,22 @@ def test_the_claim_tells_who_has_the_turn(lab: Namespace, turns: Turns) -> None:
     turns.go_on("rollout")
 
 
+def test_the_drivers_pod_shows_the_node_as_the_docs_say(lab: Namespace, turns: Turns) -> None:
+    def tandem(*words: str) -> str:
+        where = ("-n", "tandem-system", "exec", "daemonset/tandem-driver", "--")
+        return lab.kube("kubectl", *where, "python3", "-m", "tandem", *words)
+
+    shown = json.loads(tandem("top", "-o", "json"))
+    names = {one["tenant"] for one in shown["tenants"]}
+    assert {f"{lab.name}/rollout", f"{lab.name}/trainer"} <= names
+    assert f"{lab.name}/trainer" in tandem("top")
+    told = json.loads(tandem("explain", f"{lab.name}/trainer", "-o", "json"))
+    assert told["tenant"] == f"{lab.name}/trainer"
+    assert "</html>" in tandem("timeline", "--last", "60", "-o", "html")
+    assert "traceEvents" in json.loads(tandem("timeline", "--last", "60", "-o", "perfetto"))
+    turns.go_on("trainer")
+
+
 def test_the_driver_is_killed_again_and_again(lab: Namespace, turns: Turns) -> None:
     for _ in range(3):
         kill(lab, "dra_driver --config")

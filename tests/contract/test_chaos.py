@@ -40,7 +40,9 @@ def chaos(folder: Path, seed: int, kills: int, *arguments: str) -> tuple[int, di
 def test_nothing_is_violated(tmp_path: Path, beside: bool) -> None:
     status, report = chaos(tmp_path, EVERYTHING, 20, *(["--beside"] if beside else []))
     assert (status, report["violations"]) == (0, []), report
-    assert (report["blows_in_all"], report["beside"]) == (20, beside)
+    assert report["blows_in_all"] == 20
+    # Two of 12 MiB and more were there together, or one of at most 15.
+    assert (report["most_mib"]["gpu0"] > 20) is beside
     assert set(report["updates"]) == {"trainer-a", "trainer-b", "wide"}
     assert report["looks"] > report["samples"] > 0
 

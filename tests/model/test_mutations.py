@@ -32,8 +32,10 @@ from tests.model.worlds import (
     asked,
     cramped,
     escalated,
+    harvested,
     overlapping,
     pair,
+    ranked,
     residents,
     roomy,
     three,
@@ -385,6 +387,13 @@ class _Eager(Judge):
         self._sample(tenant, usages)
 
 
+class IgnoresPolicies(Mutant):
+    """Serves in the order of asking."""
+
+    def _order(self) -> list[str]:
+        return list(self.node.queue)
+
+
 class IgnoresRoom(Mutant):
     """Grants without a look at what is in use."""
 
@@ -589,6 +598,8 @@ SEEDED = {
     "any death": Seeded(
         "each believe to have the turn on gpu0", pair(1), Faults(deaths=1), AnyDeath
     ),
+    "harvests first": Seeded("which came first", harvested(), Faults(), IgnoresPolicies),
+    "ignores priority": Seeded("which came first", ranked(), Faults(), IgnoresPolicies),
     "shares devices": Seeded("have turns on gpu0", residents(), Faults(), SharesDevices),
     "blames tenants": Seeded(
         "blamed for what others hold", pair(1), Faults(strangers=1), BlamesTenants

@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from claim_phases import jobs
 from claim_phases.events import TimerKind
 from claim_phases.messages import ArbiterMessage, TenantMessage
 from claim_phases.node import Node, Tenant
 from claim_phases.phases import Phase
+from claim_phases.policies import PolicyName
 from claim_phases.tenancy import Park, Restore, RestoreAhead
 from tests.model.invariants import BEYOND_THE_KEY
 from tests.model.records import Agent, Scan, is_first
-from tests.model.world import Action, World
+from tests.model.world import LIMITS, Action, World
 
 Key = tuple[Any, ...]
 
@@ -234,8 +236,9 @@ class _Keys:
 
     Epochs are only compared, and a new one is above all: their ranks are enough. The same holds
     of steps (`Node.seq`), so what matters is which timers would still count, which readings no
-    phase change has overtaken, and whether a measurement was asked for since. Delays, times and
-    texts decide nothing.
+    phase change has overtaken, and whether a measurement was asked for since. Of times it matters
+    how long somebody waits, by the steps in which policies count that; what `fair` and `slowdown`
+    go by is not here. Delays and texts decide nothing.
     """
 
     def __init__(self) -> None:
@@ -252,7 +255,7 @@ class _Keys:
         return _State(
             world,
             faults,
-            before.node if world.turns is former.turns else self._node(world),
+            before.node if _same_node(world, former) else self._node(world),
             {
                 name: before.agents[name] if agent is former.agents[name] else self._agent(agent)
                 for name, agent in world.agents.items()
@@ -292,6 +295,10 @@ class _Keys:
         return self._numbers[shape], tuple(epochs)
 
 
+def _same_node(world: World, former: World) -> bool:
+    return world.turns is former.turns and world.ran is former.ran
+
+
 Shape = tuple[Key, list[int]]
 """What of something is compared as it is, and the epochs in it, which are compared by rank."""
 
@@ -322,6 +329,7 @@ def _epochs(node: Node, tenants: list[Tenant]) -> list[int]:
 
 
 def _tenant(node: Node, tenant: Tenant) -> Key:
+    waits = jobs.claimant(node, tenant)
     changed = max(node.devices[name].changed for name in tenant.who.devices)
     return (
         tenant.name,
@@ -346,6 +354,8 @@ def _tenant(node: Node, tenant: Tenant) -> Key:
         min(tenant.freed, 1) if tenant.phase is Phase.RELEASING else 0,
         all(tenant.asked >= other.freed for other in node.beside(tenant)),
         tenant.unproven,
+        waits.waited_s >= LIMITS.patience_s,
+        waits.rank if waits.objectives.policy is PolicyName.PRIORITY else 0,
     )
 
 
@@ -439,6 +449,7 @@ def _message(message: TenantMessage | ArbiterMessage) -> Key:
         getattr(message, "ahead", False),
         getattr(message, "keep", 0),
         getattr(message, "kept", 0),
+        getattr(message, "idle", False),
     )
 
 

@@ -50,7 +50,7 @@ from claim_phases.messages import (
 )
 from claim_phases.node import Device, Job, Membership, Node, Tenant
 from claim_phases.phases import ASIDE, TURN, Phase
-from claim_phases.policies import PolicyName
+from claim_phases.policies import AGING_S, PolicyName
 from claim_phases.tenancy import Act, Answer, Park, Restore, RestoreAhead, Say, Shut, Tenancy
 from claim_phases.turns import Limits, Turns
 from tests.model.invariants import INVARIANTS, Invariant, Violation, decisions
@@ -384,12 +384,20 @@ class World:
                     raise Violation(f"{name} was granted before {first}, which came first")
 
     def _comes_first(self, one: Tenant, other: Tenant, *, earlier: bool) -> bool:
-        """Where time does not decide: who is first of two by one policy, or does not harvest."""
+        """Who is first of two by one policy, unless that is a job's time; or does not harvest."""
         first, second = one.who.objectives, other.who.objectives
         if first.policy is second.policy and first.policy in (PolicyName.FIFO, PolicyName.HARVEST):
             return earlier
-        patient = self.now - other.asked_at < LIMITS.patience_s
-        return second.harvests and not first.harvests and patient
+        waited = [self.now - each.asked_at for each in (one, other)]
+        if max(waited) >= LIMITS.patience_s:
+            return False
+        if first.policy is second.policy is PolicyName.PRIORITY:
+            mine, its = (
+                each.priority + waited_s // AGING_S
+                for each, waited_s in zip((first, second), waited, strict=True)
+            )
+            return mine > its or (mine == its and earlier)
+        return second.harvests and not first.harvests
 
     def _check_loss(self, event: Event, effects: list[Effect], phases: dict[str, Phase]) -> None:
         """A tenant whose turn was taken learns it at its next call."""
@@ -499,7 +507,8 @@ class World:
             case TimerKind.LADDER:
                 return tenant.faulty == timer.mark
             case TimerKind.LEAVE:
-                return tenant.phase is Phase.RUNNING and tenant.epoch == timer.mark
+                told = tenant.told_wanted == tenant.epoch == timer.mark
+                return told and tenant.phase is Phase.RUNNING
             case _:
                 return tenant.since == timer.mark
 

@@ -59,7 +59,15 @@ def escalated() -> Spec:
 
 
 def harvested() -> Spec:
-    """One of the pair takes only what the other does not want, and soon leaves or loses it."""
+    """One takes only what two others do not want."""
+    spec = three()
+    first, *others = spec.tenants
+    harvests = replace(first, pieces=False, objectives=Objectives(PolicyName.HARVEST, leave_s=5.0))
+    return replace(spec, tenants=(harvests, *others))
+
+
+def overstayed() -> Spec:
+    """One of the pair harvests, and soon leaves or loses its turn."""
     spec = pair(1)
     first, second = spec.tenants
     harvests = Objectives(PolicyName.HARVEST, leave_s=5.0)
@@ -67,11 +75,13 @@ def harvested() -> Spec:
 
 
 def ranked() -> Spec:
-    """One of the pair waits until the other is idle, and may be kept waiting for so long."""
-    spec = pair(1)
-    low, high = (Objectives(PolicyName.PRIORITY, priority=n, leave_s=5.0) for n in (0, 1))
-    first, second = spec.tenants
-    return replace(spec, tenants=(replace(first, objectives=low), replace(second, objectives=high)))
+    """Three that do not fit beside each other, the last of the highest priority."""
+    spec = three()
+    tenants = (
+        replace(one, pieces=False, objectives=Objectives(PolicyName.PRIORITY, priority=rank))
+        for rank, one in enumerate(spec.tenants)
+    )
+    return replace(spec, tenants=tuple(tenants))
 
 
 def residents() -> Spec:
@@ -132,8 +142,9 @@ WORLDS: dict[str, tuple[Spec, Faults]] = {
     "one of two devices fails": (beside_a_wide_one(), Faults(breakdowns=1, looks=1)),
     "a tenant of a failed device dies": (alone(), Faults(breakdowns=2, deaths=1, looks=1)),
     "a tenant intrudes": (asked(), Faults(intrusions=1, looks=1)),
-    "one harvests": (harvested(), Faults(timeouts=1)),
-    "one has priority": (ranked(), Faults(timeouts=1)),
+    "one harvests": (harvested(), Faults()),
+    "one harvests for too long": (overstayed(), Faults(timeouts=1)),
+    "each has its priority": (ranked(), Faults()),
     "messages come again": (pair(1), Faults(echoes=1)),
     "waits are given up": (pair(2), Faults(cancels=1)),
     "each restores while the other parks": (mutual(), Faults()),
