@@ -46,8 +46,12 @@ def test_the_claim_tells_who_has_the_turn(lab: Namespace, turns: Turns) -> None:
 
 
 def test_the_drivers_pod_shows_the_node_as_the_docs_say(lab: Namespace, turns: Turns) -> None:
+    of_node = f"--field-selector=spec.nodeName=node{turns.node}"
+    system = ("-n", "tandem-system")
+    (driver,) = lab.kube.get("pods", *system, "-l", "app=tandem-driver", of_node)["items"]
+
     def tandem(*words: str) -> str:
-        where = ("-n", "tandem-system", "exec", "daemonset/tandem-driver", "--")
+        where = (*system, "exec", driver["metadata"]["name"], "--")
         return lab.kube("kubectl", *where, "python3", "-m", "tandem", *words)
 
     shown = json.loads(tandem("top", "-o", "json"))
