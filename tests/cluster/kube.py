@@ -15,6 +15,19 @@ ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 60
 UP_S = 1500  # it builds what is not in the cache
 
+_CONNECTS = """
+import socket, sys, time
+host, port, within_s = sys.argv[1:]
+until = time.monotonic() + float(within_s)
+while True:
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+        break
+    except OSError:
+        if time.monotonic() > until:
+            raise
+"""
+
 
 class Kube:
     """A cluster whose state is in a folder of its own."""
@@ -92,6 +105,15 @@ class Kube:
     def wait(self, what: str, *objects: str) -> None:
         """`kubectl wait --for`."""
         self("kubectl", "wait", f"--for={what}", f"--timeout={WITHIN_S}s", *objects)
+
+    def reaches(self, host: str, port: int) -> None:
+        """Wait until a Service can be reached from a node.
+
+        kube-proxy learns of it some time after its pod is ready, and a connection that was begun
+        before that hangs until it is given up.
+        """
+        connects = ("python3", "-c", _CONNECTS, host, str(port), str(WITHIN_S))
+        self("exec", "--", *connects, within_s=2 * WITHIN_S)
 
     def output(self, pod: str) -> str:
         """What a pod printed that has succeeded, or will soon."""

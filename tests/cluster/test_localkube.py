@@ -40,6 +40,7 @@ def web(kube: Kube) -> Iterator[str]:
     """The name of a Service and of its pod on node1."""
     kube.apply(pod("web", *SERVE, container=READY, nodeName="node1"), service("web", 8080))
     kube.wait("condition=Ready", "pod/web")
+    kube.reaches("web.default.svc", 80)
     yield "web"
     kube("kubectl", "delete", "pod/web", "service/web", f"--timeout={WITHIN_S}s")
 
@@ -111,6 +112,7 @@ def test_the_api_server_calls_a_webhook_that_is_a_service(kube: Kube) -> None:
         service("hook", 8443),
     )
     kube.wait("condition=Ready", "pod/hook")
+    kube.reaches("hook.default.svc", 8443)
     rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"]}
     authority = kube("kubectl", "config", "view", "--raw", "--flatten", "-o", "json")
     (cluster,) = json.loads(authority)["clusters"]
