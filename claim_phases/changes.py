@@ -12,7 +12,9 @@ from claim_phases.events import (
     Arm,
     Condition,
     ConditionKind,
+    Discard,
     Effect,
+    Freeze,
     Judged,
     Kill,
     Measure,
@@ -20,6 +22,7 @@ from claim_phases.events import (
     RoomMade,
     Send,
     Tell,
+    Thaw,
     Timer,
     TimerKind,
     Usage,
@@ -96,11 +99,18 @@ class Changes:
         tenant.parked = False
         tenant.ran = True
         tenant.fault = ""
-        tenant.faulty = tenant.rung = 0
+        tenant.faulty, tenant.refused = 0, 0
         tenant.back_at = tenant.wanted_at = 0.0
         jobs.begins(self.node, tenant)
         self.move(tenant, signal)
+        if tenant.frozen is not None:
+            self.thaw(tenant)
         self.send(tenant, Granted(tenant.epoch, tenant.request))
+
+    def await_session(self, tenant: Tenant) -> None:
+        """Bound the time that a tenant may be without a session, from now on."""
+        tenant.lost = self.node.seq
+        self.arm(TimerKind.LEASE, tenant.name, tenant.lost, self._limits.lease_s)
 
     def make_room(self, tenant: Tenant, size: int) -> None:
         """Let a waiting tenant restore so much ahead of its turn. An epoch fences that."""
@@ -144,7 +154,9 @@ class Changes:
     def free(self, tenant: Tenant) -> None:
         """The tenant's memory is measured to be back."""
         tenant.fault = ""
-        tenant.faulty = tenant.rung = 0
+        tenant.faulty = 0
+        if tenant.frozen is None:
+            tenant.rung = 0  # else it has not left by itself, and the ladder goes on from here
         self.move(tenant, Signal.FREE)
         if tenant.gone:
             del self.node.tenants[tenant.name]
@@ -212,7 +224,8 @@ class Changes:
         if tenant.name in self.node.queue:
             self.dequeue(tenant)
         self.tell(ConditionKind.REFUSED, f"{tenant.name} gets no turn: {reason}", tenant.name)
-        self.send(tenant, Refused(tenant.request, reason, holder))
+        if tenant.request:  # one that is frozen did not ask
+            self.send(tenant, Refused(tenant.request, reason, holder))
 
     # -- effects --------------------------------------------------------------------------------
 
@@ -260,6 +273,20 @@ class Changes:
         """Have the next step taken when it is due."""
         if (rung := tenant.next_rung) is not None:
             self.arm(TimerKind.LADDER, tenant.name, tenant.faulty, rung.after_s)
+
+    def freeze(self, tenant: Tenant) -> None:
+        """Have the tenant's processes frozen."""
+        self.effects.append(Freeze(tenant.name, tenant.who.devices))
+
+    def thaw(self, tenant: Tenant) -> None:
+        """Have them go on, with what they held: the tenant has the room for it."""
+        tenant.thawing = tenant.who.incarnation
+        self.effects.append(Thaw(tenant.name, tenant.who.devices))
+
+    def discard(self, tenant: Tenant) -> None:
+        """Have what is left of it ended: its life is over."""
+        tenant.frozen = None
+        self.effects.append(Discard(tenant.name, tenant.who.incarnation, tenant.who.devices))
 
     def kill(self, tenant: Tenant) -> None:
         """Have the tenant's processes killed."""

@@ -12,6 +12,7 @@ class Step(StrEnum):
     """What can be done."""
 
     ASK = "ask"  # tell it to release once more
+    CHECKPOINT = "checkpoint"  # freeze its processes, their device memory on the host
     EVICT = "evict"  # have the cluster's controller evict its pod
     KILL = "kill"  # SIGKILL to its processes
     TAINT_NO_SCHEDULE = "taint-no-schedule"  # no claim is allocated its devices any more

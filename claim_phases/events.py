@@ -143,7 +143,31 @@ class Resumed:
     """The arbiter started, with this node read from its journal (or a new one)."""
 
 
-Event = Connected | Said | Lost | Gone | Measured | Fired | Resumed
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """The tenant's processes stand still until they are thawed, and `held` bytes that they held of
+    their device are on the host; with a `problem` they are as they were.
+    """
+
+    tenant: str
+    incarnation: str
+    held: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Thawed:
+    """The tenant's processes go on with what they held; with a `problem` they stand still, and a
+    later turn may be tried when that was want of room or of a turn alone.
+    """
+
+    tenant: str
+    incarnation: str
+    problem: str = ""
+    later: bool = False
+
+
+Event = Connected | Said | Lost | Gone | Measured | Fired | Resumed | Frozen | Thawed
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +204,31 @@ class Kill:
     """Kill the tenant's processes, and whichever of its own hold memory of these devices."""
 
     tenant: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Freeze the tenant's processes, with what they hold of these devices; answer with Frozen."""
+
+    tenant: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Thaw:
+    """Let them go on, with what they held, and answer with Thawed."""
+
+    tenant: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """A life is over: end those of it that stand still, and forget what they held."""
+
+    tenant: str
+    incarnation: str
     devices: tuple[str, ...]
 
 
@@ -264,4 +313,4 @@ class Tell:
     what: Told
 
 
-Effect = Send | Measure | Arm | Kill | Tell
+Effect = Send | Measure | Arm | Kill | Freeze | Thaw | Discard | Tell

@@ -104,7 +104,13 @@ class Judge:
             self._do.tell(ConditionKind.CLEARED, message, device=device.name)
 
     def _judge_release(self, tenant: Tenant) -> None:
-        """Is the memory of a tenant that says it released really back?"""
+        """Is the memory of a tenant that says it released really back?
+
+        Not while some of it is on its way there with a thaw, or may be.
+        """
+        if tenant.thawing:
+            self._do.reread(tenant)
+            return
         usages = [self._fresh[name] for name in tenant.who.devices]
         back = [verdicts.is_back(self._node, tenant, usage) for usage in usages]
         final = tenant.overdue and all(usage.tenants is not None for usage in usages)
@@ -146,11 +152,13 @@ class Judge:
         elif tenant.phase is Phase.FAULTED and over is None and (tenant.parked or tenant.gone):
             self._do.tell(ConditionKind.CLEARED, f"{tenant.name} has left its devices", tenant.name)
             self._do.free(tenant)
-        elif tenant.aside and not tenant.ahead and tenant.epoch > tenant.sampled:
+        elif tenant.aside and tenant.epoch > tenant.sampled and not tenant.ahead:
             self._sample(tenant, usages)
 
     def _sample(self, tenant: Tenant, usages: Mapping[str, Usage]) -> None:
         """The first attributed reading after a park says what the tenant keeps; does it grow?"""
+        if tenant.frozen is not None:
+            return
         tenant.sampled = tenant.epoch
         tenant.residuals = {
             name: tenant.residuals.get(name, Trend()).with_park(

@@ -8,11 +8,12 @@ from claim_phases.phases import ASIDE, Phase
 from claim_phases.policies import Objectives, PolicyName
 from claim_phases.residuals import Trend
 
-STATE_VERSION = 4
-READ_VERSIONS = (1, 2, 3, 4)
+STATE_VERSION = 5
+READ_VERSIONS = (1, 2, 3, 4, 5)
 """Version 1 has no times and no objectives, 2 nothing of restoring ahead, no failed devices and no
-trends of residuals, 3 nothing of what is kept: what one lacks is as at the beginning. Version 2
-does not know what parking takes of the host: nothing is asked of who was there before."""
+trends of residuals, 3 nothing of what is kept, 4 of what is frozen: what one lacks is as at the
+beginning. Version 2 does not know what parking takes of the host: nothing is asked of who was there
+before."""
 
 _R = TypeVar("_R")
 
@@ -62,16 +63,19 @@ class Tenant:
 
     Steps (`Node.seq`): `since` is that of its last phase change, `lost` that of the loss of its
     session, `asked` that of its newest measurement for a grant, `blocked` the one since which a
-    fault keeps it waiting, `faulty` the one since which it is at fault itself, `freed` that of its
-    newest word that some of its memory is parked. `attempts` and `overdue` are about the
-    measurements of its present phase, `attempts` about such words while it releases. `parked`: it
-    gave back its newest turn by its own word. `fault` stays until its memory is measured to be
-    back; `rung`: how many steps of its ladder were taken meanwhile. `taken` is the newest epoch
-    that was taken from it. CLOCK_MONOTONIC: `asked_at` is when it began to wait, `wanted_at` when
-    it was first told to leave its present turn (0.0: it was not), `back_at` when it will want a
-    turn again, by its own word. `pieces`: it can park and restore in pieces. Bytes on each device,
-    beyond its residual budget: `ahead` is what it was given room for ahead of its turn, `kept` what
-    it may keep from the one before. `ran`: it had a turn in this life, or room.
+    fault keeps it waiting, `refused` that of the newest refusal for want of room, `faulty` the one
+    since which it is at fault itself, `freed` that of its newest word that some of its memory is
+    parked. `attempts` and `overdue` are about the measurements of its present phase, `attempts`
+    about such words while it releases. `parked`: it gave back its newest turn by its own word.
+    `frozen`: its processes stand still, and so many bytes that they held are on the host (None:
+    they run); `thawing`: the life of it that is being thawed, empty when none is. `fault` stays
+    until its memory is measured to be back; `rung`: how many steps of its ladder were taken
+    meanwhile. `taken` is the newest epoch that was taken from it. CLOCK_MONOTONIC: `asked_at` is
+    when it began to wait, `wanted_at` when it was first told to leave its present turn (0.0: it was
+    not), `back_at` when it will want a turn again, by its own word. `pieces`: it can park and
+    restore in pieces. Bytes on each device, beyond its residual budget: `ahead` is what it was
+    given room for ahead of its turn, `kept` what it may keep from the one before. `ran`: it had a
+    turn in this life, or room, or was frozen.
 
     `residuals` is the trend of what it keeps on each device while parked, in this life; `sampled`
     is the epoch of the newest turn whose park is in it; `growing`: it was told that it grows.
@@ -95,6 +99,9 @@ class Tenant:
     wanted_at: float = 0.0
     back_at: float = 0.0
     parked: bool = True
+    frozen: int | None = None
+    thawing: str = ""
+    refused: int = 0
     ran: bool = False
     fault: str = ""
     faulty: int = 0
@@ -119,16 +126,23 @@ class Tenant:
 
     @property
     def next_rung(self) -> Rung | None:
-        """What is done next about its fault; to kill is repeated when all else was done."""
+        """What is done next about its fault; to kill, or else to freeze, is repeated at the end."""
         ladder = self.who.ladder
         if self.rung < len(ladder):
             return ladder[self.rung]
-        return next((rung for rung in reversed(ladder) if rung.step is Step.KILL), None)
+        again = [rung for rung in reversed(ladder) if rung.step in (Step.CHECKPOINT, Step.KILL)]
+        return max(again, key=lambda rung: rung.step is Step.KILL, default=None)
 
     @property
     def steps(self) -> tuple[Step, ...]:
         """Those of the ladder that were taken about its present fault."""
-        return tuple(rung.step for rung in self.who.ladder[: self.rung])
+        taken = self.who.ladder[: self.rung] if self.faulty else ()
+        return tuple(rung.step for rung in taken)
+
+    @property
+    def takes(self) -> int:
+        """Bytes that a turn gives it on each device, as far as that is known."""
+        return max(self.who.need or 0, self.frozen or 0)
 
     @property
     def aside(self) -> bool:
@@ -241,7 +255,7 @@ class Node:
             if version == 1:
                 data = _of_version_1(data)
             if version < STATE_VERSION:
-                data = _of_version_3(data)
+                data = _of_version_4(data)
             node = cls(
                 boot_id=data["boot_id"],
                 devices={name: _record(Device, raw) for name, raw in data["devices"].items()},
@@ -285,10 +299,11 @@ def _of_version_1(data: dict[str, Any]) -> dict[str, Any]:
     return {"jobs": {}, "at": 0.0} | data | {"tenants": tenants}
 
 
-def _of_version_3(data: dict[str, Any]) -> dict[str, Any]:
-    """Of that version or the one before it."""
+def _of_version_4(data: dict[str, Any]) -> dict[str, Any]:
+    """Of that version or one of the two before it."""
     lacks: dict[str, Any] = {"pieces": False, "ahead": 0, "kept": 0, "freed": 0, "ran": True}
-    lacks |= {"sampled": 0, "growing": False, "residuals": {}}
+    lacks |= {"sampled": 0, "growing": False, "residuals": {}, "frozen": None, "thawing": ""}
+    lacks |= {"refused": 0}
     tenants = {
         name: lacks | raw | {"who": {"host": None} | raw["who"]}
         for name, raw in data["tenants"].items()

@@ -128,6 +128,7 @@ class Tenancy:
         self._held = False  # there may be something of it
         self._ahead = False  # room was made for some of it, under this epoch
         self._abandoned = False  # the turn was taken during the restore that goes on
+        self._continues = False  # this turn is the rest of one in which the user still is
 
     @property
     def holds(self) -> bool:
@@ -214,6 +215,7 @@ class Tenancy:
         if epoch <= self.epoch:  # said twice: it must not begin a turn that is over
             return []
         resident = self.phase is Phase.YIELDED and self._restored
+        self._continues = self.phase is Phase.RUNNING  # it stood still, and knew nothing of that
         self.epoch, self.taken, self._abandoned, self._ahead = epoch, None, False, False
         self.wanted = self.urgent = False
         if resident:
@@ -225,7 +227,7 @@ class Tenancy:
     def _run(self) -> list[Act]:
         self.phase = Phase.RUNNING
         if self.request == 0:  # nobody waits for it any more
-            return self.leave()
+            return [] if self._continues else self.leave()
         self.request = 0
         return [Answer(self.epoch)]
 

@@ -17,11 +17,13 @@ from claim_phases.events import (
     Effect,
     Event,
     Fired,
+    Frozen,
     Gone,
     Lost,
     Measured,
     Resumed,
     Said,
+    Thawed,
     Timer,
     TimerKind,
     Usage,
@@ -46,7 +48,7 @@ from claim_phases.messages import (
 from claim_phases.node import Membership, Node, Tenant
 from claim_phases.phases import ASIDE, HOLDING, TURN, Phase, Signal
 from claim_phases.taints import EFFECTS
-from claim_phases.verdicts import mib
+from claim_phases.verdicts import WHOLE, mib
 
 __all__ = ["Limits", "Turns"]
 
@@ -83,6 +85,10 @@ class Turns:
                 self._fired(event.timer)
             case Resumed():
                 self._resumed()
+            case Frozen():
+                self._frozen(event)
+            case Thawed():
+                self._thawed(event)
             case _:
                 assert_never(event)
         self._schedule()
@@ -124,7 +130,7 @@ class Turns:
         tenant.asked = tenant.told_wanted = tenant.told_idle = 0
         self._do.send(tenant, Welcome(tenant.phase, tenant.epoch))
         self._reconcile(tenant, hello)
-        if hello.request == 0 and tenant.name in self.node.queue:
+        if hello.request == 0 and tenant.name in self.node.queue and tenant.frozen is None:
             self._do.dequeue(tenant)
         elif hello.request >= max(tenant.request, 1) and tenant.phase not in TURN:
             # Also one that was refused: the refusal was not heard.
@@ -167,10 +173,11 @@ class Turns:
 
     def _without_session(self, tenant: Tenant) -> None:
         tenant.connected = False
-        tenant.lost = self.node.seq
-        self._do.arm(TimerKind.LEASE, tenant.name, tenant.lost, self._limits.lease_s)
+        self._do.await_session(tenant)
 
     def _lease_over(self, tenant: Tenant) -> None:
+        if tenant.frozen is not None:
+            return  # it cannot come back; the lease begins with its thaw
         restored_ahead = bool(tenant.ahead)
         if tenant.name in self.node.queue:
             self._do.dequeue(tenant)
@@ -200,6 +207,8 @@ class Turns:
         if tenant.name in self.node.queue:
             self.node.queue.remove(tenant.name)
         tenant.faulty = tenant.rung = 0
+        if tenant.frozen is not None:
+            self._do.discard(tenant)
         self._do.move(tenant, Signal.GONE)
         if then is not None:
             former = tenant.job
@@ -215,11 +224,16 @@ class Turns:
     def _resumed(self) -> None:
         for tenant in self.node.tenants.values():
             tenant.blocked = tenant.attempts = 0  # the timers that these count for are gone
+            if tenant.gone or tenant.thawing != tenant.who.incarnation:
+                tenant.thawing = ""  # so is who thawed that life
             self._without_session(tenant)
             self._do.arm_phase(tenant)
             if tenant.faulty:
+                # The arbiter before may not have lived to do it.
+                if Step.CHECKPOINT in tenant.steps:
+                    self._do.freeze(tenant)
                 if Step.KILL in tenant.steps:
-                    self._do.kill(tenant)  # the arbiter before may not have lived to do it
+                    self._do.kill(tenant)
                 self._do.arm_ladder(tenant)
             if tenant.phase is Phase.VERIFYING:
                 self._judge.look(tenant)
@@ -358,7 +372,9 @@ class Turns:
             self._do.arm(TimerKind.BLOCKED, tenant.name, tenant.blocked, self._limits.blocked_s)
 
     def _serve(self, tenant: Tenant) -> None:
-        if tenant.phase not in (Phase.WAITING, Phase.YIELDED) or not tenant.connected:
+        if tenant.phase not in (Phase.WAITING, Phase.YIELDED):
+            return
+        if not tenant.connected and tenant.frozen is None:
             return
         others = self.node.beside(tenant)
         holders = [t for t in others if t.phase in HOLDING]
@@ -368,7 +384,7 @@ class Turns:
         if any(device.foreign for device in devices):
             return
         if holders:
-            may = tenant.pieces and not tenant.who.objectives.harvests
+            may = tenant.pieces and not tenant.who.objectives.harvests and tenant.frozen is None
             if may and tenant.phase is Phase.WAITING:
                 self._make_room_ahead(tenant, holders)
             return
@@ -484,9 +500,10 @@ class Turns:
             self._displace_all(residents + keepers)
         else:
             total = self.node.devices[short.device].total
+            tenant.refused = self.node.seq
             self._do.refuse(
                 tenant,
-                f"{tenant.name} needs {mib(tenant.who.need or 0)} of {short.device}, and of its "
+                f"{tenant.name} needs {mib(tenant.takes)} of {short.device}, and of its "
                 f"{mib(total)} only {mib(total - short.used)} are free when all others are parked: "
                 f"lower its need or the residual budgets",
             )
@@ -515,8 +532,18 @@ class Turns:
         foreign: that taints its device, and is to be seen to go."""
         foreign = any(device.foreign for device in self.node.devices.values())
         attribute = foreign or bool(self.node.tenants)
+        for tenant in self.node.tenants.values():
+            if tenant.phase is Phase.PARKED and self._may_be_thawed(tenant):
+                self._do.enqueue(tenant)  # it cannot ask, and goes on in a turn of its own
         self._do.measure(tuple(self.node.devices), attribute=attribute)
         self._do.arm(TimerKind.WATCH, "", 0, self._limits.watch_s)
+
+    def _may_be_thawed(self, tenant: Tenant) -> bool:
+        """It is frozen, and nothing stands in its way, or since it was refused something moved."""
+        if tenant.frozen is None:
+            return False
+        changed = max(self.node.devices[name].changed for name in tenant.who.devices)
+        return changed > tenant.refused and not verdicts.causes(self.node, tenant)
 
     def _fired_for(self, tenant: Tenant, timer: Timer) -> None:
         if timer.mark != _mark(tenant, timer.kind):
@@ -575,6 +602,8 @@ class Turns:
         tenant.rung = min(tenant.rung + 1, len(tenant.who.ladder))
         fault = tenant.fault
         match rung.step:
+            case Step.ASK if tenant.frozen is not None:
+                done = "it stands still"
             case Step.ASK if tenant.phase is Phase.FAULTED and tenant.connected:
                 self._do.displace(tenant, tenant.kept)
                 done = "it is told to release once more"
@@ -582,6 +611,9 @@ class Turns:
                 done = (
                     "it has no session in which to ask it" if not tenant.connected else "it parks"
                 )
+            case Step.CHECKPOINT:
+                self._do.freeze(tenant)
+                done = "its processes are to be frozen, what they hold moved to the host"
             case Step.KILL:
                 self._do.kill(tenant)
                 done = "its processes are killed"
@@ -594,7 +626,63 @@ class Turns:
                 assert_never(rung.step)
         message = f"{tenant.name} is at fault ({fault}): {done}"
         self._do.tell(ConditionKind.ESCALATED, message, tenant.name, step=rung.step)
-        self._do.arm_ladder(tenant)
+        if rung.step is not Step.CHECKPOINT or tenant.next_rung is not rung:
+            self._do.arm_ladder(tenant)  # to freeze is repeated when it was answered
+
+    def _frozen(self, event: Frozen) -> None:
+        """It takes a while: the tenant may have left by itself meanwhile, and have a turn again."""
+        tenant = self.node.tenants.get(event.tenant)
+        if tenant is None or tenant.who.incarnation != event.incarnation:
+            return
+        again = tenant.next_rung
+        if tenant.faulty and again is not None and again.step is Step.CHECKPOINT:
+            self._do.arm_ladder(tenant)
+        if tenant.gone:
+            return
+        if event.problem:
+            if tenant.faulty:
+                message = f"{tenant.name} could not be frozen: {event.problem}"
+                self._do.tell(ConditionKind.ESCALATED, message, tenant.name)
+            return
+        known = tenant.frozen is not None
+        tenant.frozen, tenant.thawing, tenant.ran = event.held, "", True
+        if not known:
+            message = f"{tenant.name} is frozen: what it held is on the host until its next turn"
+            self._do.tell(ConditionKind.ESCALATED, message, tenant.name)
+        if tenant.phase in WHOLE:
+            self._do.thaw(tenant)
+            return
+        tenant.parked, tenant.ahead, tenant.kept = True, 0, 0
+        self._left_frozen(tenant)
+
+    def _left_frozen(self, tenant: Tenant) -> None:
+        """What it was to release is on the host: as if it had said so itself."""
+        if tenant.phase in (Phase.QUIESCING, Phase.RELEASING, Phase.FAULTED):
+            self._released(tenant)
+
+    def _thawed(self, event: Thawed) -> None:
+        tenant = self.node.tenants.get(event.tenant)
+        if tenant is None:
+            return
+        # Also without a thaw: who began anew found none that stands still.
+        none_is = tenant.frozen is not None and not event.problem
+        if tenant.thawing == event.incarnation:
+            tenant.thawing = ""
+        elif not none_is:
+            return
+        if tenant.gone or tenant.who.incarnation != event.incarnation:
+            return
+        if not event.problem:
+            tenant.frozen = None
+            message = f"{tenant.name} goes on, with what it held when it was frozen"
+            self._do.tell(ConditionKind.CLEARED, message, tenant.name)
+            if not tenant.connected:
+                self._do.await_session(tenant)
+            return
+        if tenant.phase in WHOLE:
+            self._do.take(tenant, Signal.LAPSE, f"it could not be thawed: {event.problem}")
+        if event.later:
+            self._left_frozen(tenant)
 
     def _overstayed(self, tenant: Tenant) -> None:
         """The turn is taken, if still somebody waits for it."""

@@ -149,7 +149,7 @@ def short_of_room(node: Node, tenant: Tenant, usages: Mapping[str, Usage]) -> Us
     for name in tenant.who.devices:
         usage = usages[name]
         room = node.devices[name].total - usage.used + (usage.of(tenant.name) or 0)
-        if room < (tenant.who.need or 0):
+        if room < tenant.takes:
             return usage
     return None
 

@@ -32,7 +32,8 @@ async def _arbitrate(
 ) -> None:
     roster = LocalRoster(spec, Registry(spec.processes))
     async with serving.arbitrating(
-        state, devices, roster, spec.limits, spec.events, lambda _: None
+        *(state, devices, roster, spec.limits, spec.events, lambda _: None),
+        frozen=state.directory / "frozen",
     ) as running:
         for name, claim in spec.claims.items():
             await running.relay.serve(name, claim.socket_dir)

@@ -31,6 +31,11 @@ class Layout:
         return self.run / "state"
 
     @property
+    def frozen(self) -> Path:
+        """What frozen tenants hold: as much as devices do, so not in memory."""
+        return self.plugin / "frozen"
+
+    @property
     def events(self) -> Path:
         """What the arbiter tells, as JSON lines."""
         return self.run / "events.jsonl"

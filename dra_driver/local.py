@@ -1,5 +1,6 @@
 """Who is who on a node whose tenants are process trees that a runner started."""
 
+import os
 from collections.abc import Iterable
 
 from claim_phases.events import Headroom
@@ -75,3 +76,8 @@ class LocalRoster:
         roots = self._registry.roots(who.tenant)
         found = ((root, watch(root)) for root in roots)
         return tuple(Part(root, pidfd) for root, pidfd in found if pidfd is not None)
+
+    def processes(self, who: Membership) -> frozenset[int]:
+        """Those in the trees of the tenant."""
+        owners = self._registry.owners(map(int, filter(str.isdigit, os.listdir("/proc"))))
+        return frozenset(pid for pid, tenant in owners.items() if tenant == who.tenant)

@@ -160,7 +160,9 @@ async def _serve(
             publisher.note(what)
 
         async with (
-            serving.arbitrating(state, devices, roster, limits, layout.events, listen) as running,
+            serving.arbitrating(
+                *(state, devices, roster, limits, layout.events, listen), layout.frozen
+            ) as running,
             _metrics(settings.metrics, running.events),
         ):
 

@@ -237,6 +237,20 @@ class PodRoster:
             self._pods[uid] = replace(pod, addresses=frozenset())  # may be another pod's soon
         return tuple(parts)
 
+    def processes(self, who: Membership) -> frozenset[int]:
+        """Those of the pod's containers that list a claim: neither the sandbox's nor bystanders'.
+
+        Whose container lists one is read of its first process: others may hide their mounts.
+        """
+        uid = pod_uid(who)
+        containers = _containers(uid).keys()
+        places = ((pid, _place(pid)) for pid in map(int, filter(str.isdigit, os.listdir("/proc"))))
+        return frozenset(
+            pid
+            for pid, where in places
+            if where is not None and where.pod == uid and where.container in containers
+        )
+
     def forget(self, claim: str) -> None:
         """The claim's pods have left the node."""
         for uid, pod in list(self._pods.items()):

@@ -50,3 +50,6 @@ class Roster(Protocol):
 
     def life(self, who: Membership) -> tuple[Part, ...]:
         """The running parts of this life of the tenant; none when it is over."""
+
+    def processes(self, who: Membership) -> frozenset[int]:
+        """All processes of the parts that run now, of whichever life."""

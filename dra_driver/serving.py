@@ -6,6 +6,7 @@ import fcntl
 import gc
 import logging
 import secrets
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -124,6 +125,14 @@ class Running:
     events: EventLog
 
 
+def _of_this_boot(folder: Path, boot_id: str) -> Path:
+    """What was frozen before the node was started has ended with that."""
+    for other in folder.iterdir():
+        if other.name != boot_id:
+            shutil.rmtree(other, ignore_errors=True)
+    return private_directory(folder / boot_id)
+
+
 @contextlib.asynccontextmanager
 async def arbitrating(
     state: State,
@@ -132,8 +141,12 @@ async def arbitrating(
     limits: Limits,
     events: Path,
     listener: Callable[[Told], None],
+    frozen: Path,
 ) -> AsyncIterator[Running]:
-    """Decide until the block ends; SIGTERM and SIGINT make `arbiter.stopped` done."""
+    """Decide until the block ends; SIGTERM and SIGINT make `arbiter.stopped` done.
+
+    `frozen`: where what frozen tenants hold is kept.
+    """
     inner = private_directory(state.directory / "inner")
     for left in inner.iterdir():
         left.unlink()
@@ -142,7 +155,8 @@ async def arbitrating(
     turns = Turns(state.node, limits)
     told = EventLog(events, time.monotonic)
     arbiter = Arbiter(
-        turns, state.store, dict(devices), census, relay, told, time.monotonic, listener
+        *(turns, state.store, dict(devices), census, relay, told, time.monotonic, listener),
+        frozen_under=_of_this_boot(private_directory(frozen), state.node.boot_id),
     )
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_TurnsServicer_to_server(arbiter, server)
@@ -158,4 +172,5 @@ async def arbitrating(
     finally:
         relay.close()
         arbiter.close()
+        await arbiter.drained()
         await server.stop(grace=0)

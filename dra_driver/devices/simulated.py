@@ -1,12 +1,14 @@
 """The simulated device, measured: a tmpfs, and who maps its files (hack/simdevice/simdevice.c)."""
 
 import contextlib
+import errno
 import os
 import re
 from collections import defaultdict
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from dra_driver.devices import DeviceError, Reading
+from dra_driver.devices import DeviceError, NoRoom, Reading, freezing
 
 
 class SimulatedDevice:
@@ -46,6 +48,38 @@ class SimulatedDevice:
                 held[int(entry)] = mapped
         return held
 
+    def freeze(self, of_tenant: Callable[[], Collection[int]], folder: Path) -> int:
+        """By SIGSTOP, and files in the folder; root's alone (proc_pid_map_files(5))."""
+        try:
+            return freezing.freeze(of_tenant, self._number(), folder)
+        except (OSError, ValueError) as exc:
+            raise DeviceError(f"device {self.name}: processes cannot be frozen: {exc}") from exc
+
+    def settle(self, folder: Path) -> int | None:
+        """Those that were only stopped go on also while the device cannot be found."""
+        try:
+            if freezing.is_frozen(folder):
+                return freezing.settle(self._number(), folder)
+            freezing.go_on(folder)
+        except (OSError, ValueError) as exc:
+            raise DeviceError(f"device {self.name}: {folder} cannot be taken up: {exc}") from exc
+        return None
+
+    def thaw(self, lives: Callable[[], bool], folder: Path) -> None:
+        """Bring back what is in the folder, and SIGCONT."""
+        try:
+            freezing.thaw(lives, self._number(), folder)
+        except (OSError, ValueError) as exc:
+            kind = NoRoom if getattr(exc, "errno", None) == errno.ENOSPC else DeviceError
+            raise kind(f"device {self.name}: processes cannot be thawed: {exc}") from exc
+
+    def discard(self, folder: Path) -> None:
+        """SIGKILL."""
+        try:
+            freezing.discard(folder)
+        except (OSError, ValueError) as exc:
+            raise DeviceError(f"device {self.name}: {folder} cannot be read: {exc}") from exc
+
     def _number(self) -> int:
         if self._dev is None:
             if not self._directory.is_mount():
@@ -69,10 +103,18 @@ def _mapped(pid: str, dev: bytes, line: "re.Pattern[bytes]") -> int:
     if dev not in maps:
         return 0
     ranges: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
+    links: dict[bytes, str] = {}
     for start, end, offset, inode in line.findall(maps):
         first = int(offset, 16)
         ranges[inode].append((first, first + int(end, 16) - int(start, 16)))
-    return sum(_union(of_file) for of_file in ranges.values())
+        links[inode] = f"{int(start, 16):x}-{int(end, 16):x}"
+    covered = {inode: _union(of_file) for inode, of_file in ranges.items()}
+    if freezing.stands_still(pid):  # what was taken from it meanwhile is mapped all the same
+        with contextlib.suppress(OSError):
+            return sum(
+                min(size, freezing.allocated(pid, links[inode])) for inode, size in covered.items()
+            )
+    return sum(covered.values())
 
 
 def _union(ranges: list[tuple[int, int]]) -> int:

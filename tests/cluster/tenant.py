@@ -44,7 +44,8 @@ class Memory:
             self._block = None
 
     async def restore(self) -> int | None:
-        self._block = device_memory(self._size)
+        if self._block is None:
+            self._block = device_memory(self._size)
         return None
 
 

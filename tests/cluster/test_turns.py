@@ -134,6 +134,13 @@ def evicting(kube: Kube) -> Iterator[None]:
 
 
 @pytest.fixture
+def freezing(kube: Kube) -> Iterator[None]:
+    """The class has tenants that are at fault frozen soon."""
+    with _escalating(kube, checkpoint=1):
+        yield
+
+
+@pytest.fixture
 def tainting(kube: Kube) -> Iterator[None]:
     """The class has the devices of tenants that are at fault tainted, and later emptied."""
     with _escalating(kube, **{"taint-no-schedule": 1, "taint-no-execute": 20}):
@@ -167,6 +174,24 @@ def test_a_tenant_that_hangs_in_its_turn_is_evicted_and_the_other_goes_on(lab: N
     assert lab.told("trainer", "Escalated").endswith(": its pod is to be evicted")
     lab.told("trainer", "Evicted")
     turns.go_on("rollout")
+    turns.assert_one_at_a_time(allowed=("Faulted",))
+
+
+@pytest.mark.usefixtures("freezing")
+def test_a_tenant_that_hangs_in_its_turn_is_frozen_and_goes_on_after_the_others(
+    lab: Namespace,
+) -> None:
+    lab.create(claim(need="170Mi"), tenant("rollout"), tenant("trainer", 160, "hold"))
+    turns = Turns(lab, lab.node_of("trainer"))
+    turns.until("trainer", "Running", 1)
+    lab.kube("exec", "--", "pkill", "-STOP", "-f", "tests.cluster.tenant trainer")
+    kill(lab, "dra_driver --config")  # the one that starts misses its session
+    assert "lost its session" in lab.told("trainer", "SessionLost")
+    turns.until("rollout", "Running", 1)
+    turns.until("trainer", "Running", 2)
+    before = len(turns.grants("rollout"))
+    lab.tell("trainer", "main", "go")  # it goes on where it stood
+    turns.until("rollout", "Running", before + 1)
     turns.assert_one_at_a_time(allowed=("Faulted",))
 
 

@@ -25,7 +25,8 @@ async def arbitrate(spec: node_file.NodeSpec, state: serving.State, url: str) ->
     async with ApiClient(Configuration(host=url)) as client:
         publisher = Publisher(Cluster(client, "node-1"), state.node, "node-1", sizes)
         async with serving.arbitrating(
-            state, devices, roster, spec.limits, spec.events, publisher.note
+            *(state, devices, roster, spec.limits, spec.events, publisher.note),
+            spec.state_dir / "frozen",
         ) as running:
             for name, claim in spec.claims.items():
                 await running.relay.serve(name, claim.socket_dir)

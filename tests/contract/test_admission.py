@@ -53,6 +53,9 @@ class Roster:
             raise self.parts
         return self.parts
 
+    def processes(self, who: Membership) -> frozenset[int]:
+        return frozenset()
+
 
 class Peers:
     """Nobody is connected."""
@@ -82,6 +85,7 @@ async def arbiter(tmp_path: Path, roster: Roster) -> Any:
             EventLog(tmp_path / "events", time.monotonic),
             time.monotonic,
             lambda _: None,
+            tmp_path,
         )
         yield made
         made.close()

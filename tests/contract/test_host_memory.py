@@ -21,6 +21,7 @@ from dra_driver.config import Agreement, Role
 from dra_driver.devices import Reading
 from dra_driver.host_memory import Hierarchy, hierarchy
 from dra_driver.pods import PodRoster
+from tests.unfrozen import Unfrozen
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes cgroups: needs root")
 
@@ -121,7 +122,7 @@ def test_a_pod_without_a_limit_of_its_own_is_not_known(pod: Pod) -> None:
 # -- a turn for it ------------------------------------------------------------------------------
 
 
-class Empty:
+class Empty(Unfrozen):
     """A device of 1 GiB on which nobody holds anything."""
 
     name = "gpu-0"
@@ -181,7 +182,8 @@ async def trainer_in(pod: Pod, folder: Path, *, need: int) -> AsyncIterator[Tena
     with serving.opened(folder / "state", devices) as state:
         roster = PodRoster(state.node, {CLAIM: prepared}.get, Api(), pod.memory)
         async with serving.arbitrating(
-            state, devices, roster, Limits(), folder / "events", lambda _: None
+            *(state, devices, roster, Limits(), folder / "events", lambda _: None),
+            folder / "frozen",
         ) as running:
             await running.relay.serve(CLAIM, socket)
             tenant = await asyncio.create_subprocess_exec(

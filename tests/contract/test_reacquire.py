@@ -14,10 +14,11 @@ from dra_driver import node_file, serving
 from dra_driver.devices import Reading
 from dra_driver.local import LocalRoster
 from dra_driver.processes import Registry, process
+from tests.unfrozen import Unfrozen
 from workload_agents.session import Session
 
 
-class CountedDevice:
+class CountedDevice(Unfrozen):
     """An empty device that counts how often it is looked at."""
 
     name = "gpu0"
@@ -73,7 +74,8 @@ async def test_a_turn_that_nobody_else_wants_comes_back_without_a_device_read(fo
     roster = LocalRoster(spec, Registry(spec.processes))
     with serving.opened(spec.state_dir, {"gpu0": device}) as state:
         async with serving.arbitrating(
-            state, {"gpu0": device}, roster, spec.limits, spec.events, lambda _: None
+            *(state, {"gpu0": device}, roster, spec.limits, spec.events, lambda _: None),
+            folder / "frozen",
         ) as running:
             await running.relay.serve("claim", folder / "claim")
             async with Session(folder / "claim" / "turns.sock", "a", Empty()) as session:

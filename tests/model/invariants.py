@@ -25,7 +25,10 @@ def one_turn_on_a_device(world: "World") -> None:
         own = [
             agent.name
             for agent in world.agents.values()
-            if agent.alive and agent.tenancy.phase in TURN and device in agent.spec.devices
+            if agent.alive
+            and agent.frozen is None
+            and agent.tenancy.phase in TURN
+            and device in agent.spec.devices
         ]
         if len(own) > 1:
             raise Violation(f"{own} each believe to have the turn on {device}")
@@ -131,7 +134,7 @@ def promises(node: Node) -> tuple[int, list[Key]]:
     return (
         node.epoch,
         [
-            (t.name, t.who.incarnation, t.phase, t.epoch, t.taken, t.ahead, t.kept)
+            (t.name, t.who.incarnation, t.phase, t.epoch, t.taken, t.ahead, t.kept, t.frozen)
             for t in node.tenants.values()
         ],
     )

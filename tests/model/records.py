@@ -52,7 +52,8 @@ class Agent:
 
     `known`: the arbiter serves the present session; `lost`: it has yet to learn that one broke;
     `dead`: lives whose end it has yet to learn. `half`: the park that is under way is half done;
-    `extra` are bytes that it holds without a turn, `kept`: it lied about a release. `echoes` are
+    `extra` are bytes that it holds without a turn, `kept`: it lied about a release. `frozen`:
+    its processes stand still, and what they held is on the host. `echoes` are
     messages that will come once more. Of its host memory it uses what it `moved` there, others of
     its pod use `crowd`.
     """
@@ -75,6 +76,7 @@ class Agent:
     half: bool = False
     extra: int = 0
     kept: bool = False
+    frozen: int | None = None
     moved: int = 0
     crowd: int = 0
     requests: int = 0

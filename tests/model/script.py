@@ -26,6 +26,8 @@ The commands:
   be read
 - `fire lease a`: the timer runs out, and the clock goes on to that moment
 - `lost a`: its session broke; `gone a`, `gone a life=1`: all processes of that life ended
+- `frozen a held=40`: its processes are; `problem="why"`: they could not be; `thawed a`, the same,
+  `later=yes`: a later turn may be tried
 - `restart`: the arbiter dies, and another begins with what is stored
 - `state`: what is on record
 - `quietly`, first in a paragraph: what its commands lead to is not shown
@@ -48,6 +50,7 @@ from claim_phases.events import (
     Effect,
     Event,
     Fired,
+    Frozen,
     Gone,
     Headroom,
     Judged,
@@ -60,6 +63,7 @@ from claim_phases.events import (
     Said,
     Send,
     Tell,
+    Thawed,
     Timer,
     TimerKind,
     Unread,
@@ -229,6 +233,13 @@ class Script:
     def _do_gone(self, name: str, life: str = "") -> list[str]:
         return self._take(Gone(name, f"{name}/{life}" if life else self.members[name].incarnation))
 
+    def _do_frozen(self, name: str, held: str = "0", problem: str = "") -> list[str]:
+        return self._take(Frozen(name, self.members[name].incarnation, int(held) * MIB, problem))
+
+    def _do_thawed(self, name: str, problem: str = "", later: str = "") -> list[str]:
+        life = self.members[name].incarnation
+        return self._take(Thawed(name, life, problem, later == "yes"))
+
     def _do_restart(self) -> list[str]:
         self.node = self._stored()
         self.turns = Turns(self.node, self.limits)
@@ -319,6 +330,7 @@ def _tenant(tenant: Tenant) -> str:
     noted = {
         "no session": not tenant.connected and not tenant.gone,
         "its processes ended": tenant.gone,
+        "frozen": tenant.frozen is not None,
         f"at fault: {tenant.fault}": tenant.fault,
         f"epoch {tenant.taken} was taken": tenant.taken,
     }

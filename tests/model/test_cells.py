@@ -15,11 +15,13 @@ from claim_phases.events import (
     Connected,
     Event,
     Fired,
+    Frozen,
     Gone,
     Lost,
     Measured,
     Resumed,
     Said,
+    Thawed,
     Timer,
     TimerKind,
     Unread,
@@ -44,6 +46,7 @@ LEGEND = """\
 # The tenant is in its third turn, or had two before; another one waits, or has the turn.
 # A: it waits, and has room for some of its memory ahead of its turn. K: it is parked, but for some.
 # F: it could not park. T: Faulted as well, its turn was taken.
+# S: it is parked, and stands still, frozen. H: it is restoring, and being thawed for that.
 #
 # "old" is of an epoch or a request before, "new" of one to come. What has a * must change nothing.
 """
@@ -66,6 +69,10 @@ KEEPS = BEFORE.replace("residual=3", "residual=3 pieces=yes", 1) + (
     "say rollout acquire 1\nsay trainer released 2 kept=10485760\n"
     "measured gpu0 used=13 trainer=13 foreign=0\nsay rollout restored 3\n"
 )
+FROZEN = LEAVES + (
+    "say trainer failed 3 reason=busy\nfrozen trainer held=67\n"
+    "measured gpu0 used=0\nsay rollout restored 4\n"
+)
 ROLLOUT_RUNS = "measured gpu0 used=3\nsay rollout restored 3\n"
 COLUMNS = {
     "P": ASIDE + ROLLOUT_RUNS,
@@ -84,11 +91,14 @@ COLUMNS = {
     "F": LEAVES + "say trainer failed 3 reason=busy",
     "T": RUNS + "say rollout acquire 1\nlost trainer\nfire lease trainer\n"
     "connect trainer phase=Running epoch=3\nfire phase trainer",
+    "S": FROZEN,
+    "H": FROZEN + "fire watch\nmeasured gpu0 used=80 rollout=80\nsay rollout yield 4\n"
+    "say rollout released 4\nmeasured gpu0 used=0",
 }
 """For each column what leads there."""
 
 
-SAME = str.maketrans("AKT", "WPF")
+SAME = str.maketrans("AKTSH", "WPFPR")
 
 
 def scene(column: str) -> tuple[Script, Tenant]:
@@ -114,6 +124,12 @@ def rows() -> dict[str, Row]:
         "lost": lambda tenant: Lost(tenant.name),
         "gone": lambda tenant: Gone(tenant.name, tenant.who.incarnation),
         "gone, another life *": lambda tenant: Gone(tenant.name, "trainer/0"),
+        "frozen": lambda tenant: Frozen(tenant.name, tenant.who.incarnation),
+        "not frozen": lambda tenant: Frozen(tenant.name, tenant.who.incarnation, problem="busy"),
+        "thawed": lambda tenant: Thawed(tenant.name, tenant.who.incarnation),
+        "not thawed": lambda tenant: Thawed(tenant.name, tenant.who.incarnation, "no room"),
+        "thawed, another life *": lambda tenant: Thawed(tenant.name, "trainer/0"),
+        "frozen, another life *": lambda tenant: Frozen(tenant.name, "trainer/0"),
         **dict(row for message in get_args(TenantMessage) for row in words(message)),
         **dict(row for kind in TimerKind for row in timers(kind)),
         **dict(readings()),

@@ -23,6 +23,8 @@ FLOOR = {
     "one of two devices fails": 8_000,
     "a tenant of a failed device dies": 11_000,
     "a tenant intrudes": 15_000,
+    "a tenant at fault is frozen": 6_000,
+    "a tenant cannot be frozen, or thawed": 6_000,
     "one harvests": 8_000,
     "one harvests for too long": 8_500,
     "each has its priority": 5_000,

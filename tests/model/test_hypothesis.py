@@ -30,6 +30,8 @@ DEVICES = ("gpu0", "gpu1", "gpu2")
 NAMES = ("a", "b", "c", "d")
 LADDERS = (
     (),
+    (Rung(Step.CHECKPOINT, 5.0),),
+    (Rung(Step.ASK, 5.0), Rung(Step.CHECKPOINT, 5.0), Rung(Step.KILL, 5.0)),
     (Rung(Step.ASK, 5.0), Rung(Step.TAINT_NO_SCHEDULE, 5.0), Rung(Step.KILL, 5.0)),
 )
 OBJECTIVES = (
@@ -125,7 +127,10 @@ class Chaos(RuleBasedStateMachine):
         """The next time that there is something to park or restore."""
         for step in range(60):
             for name, agent in self._world().agents.items():
-                if agent.commands and isinstance(agent.commands[0], Park if park else Restore):
+                of_that_kind = agent.commands[:1] and isinstance(
+                    agent.commands[0], Park if park else Restore
+                )
+                if of_that_kind and agent.frozen is None:
                     self._world().do((verb if park else "fail", name))
                     return
             if not self._next(step, users=True):
@@ -146,12 +151,16 @@ class Chaos(RuleBasedStateMachine):
             if world.strangers.get(device):
                 found.append(("stranger", device, 0))
             found.append(("breakdown", device))
+        found += [("cannot", *order) for order in world.due()]
         for name, agent in world.agents.items():
             if not agent.alive:
                 continue
-            found += [("die", name), ("agent_crash", name), ("intrude", name)]
+            found.append(("die", name))
             if agent.open:
                 found.append(("break", name))
+            if agent.frozen is not None:
+                continue
+            found += [("agent_crash", name), ("intrude", name)]
             if agent.waits:
                 found.append(("unwant", name))
             if agent.spec.memory is not None:

@@ -32,6 +32,7 @@ from tests.model.worlds import (
     asked,
     cramped,
     escalated,
+    frozen,
     harvested,
     overlapping,
     pair,
@@ -526,9 +527,9 @@ class KeepsSteps(Mutant):
         free = self._do.free
 
         def keeping(tenant: Tenant) -> None:
-            rung = tenant.rung
+            steps = tenant.faulty, tenant.rung
             free(tenant)
-            tenant.rung = rung
+            tenant.faulty, tenant.rung = steps
 
         self._do.free = keeping  # type: ignore[method-assign]
 
@@ -540,6 +541,24 @@ class TakesGrantsTwice(Tenancy):
         if epoch == self.epoch and self.phase not in (Phase.RESTORING, Phase.RUNNING):
             self.epoch -= 1
         return super()._granted(epoch)
+
+
+class ThawsAtOnce(Mutant):
+    """Lets a tenant that is frozen go on when it is in the queue, whoever has its device."""
+
+    def _serve(self, tenant: Tenant) -> None:
+        if tenant.frozen is not None and tenant.phase is Phase.WAITING:
+            self._do.grant(tenant, Signal.GRANT)
+        else:
+            super()._serve(tenant)
+
+
+class ForgetsTheFrozen(Mutant):
+    """Waits for who stands still to ask."""
+
+    def _watch(self) -> None:
+        with patch.object(self._do, "enqueue"):
+            super()._watch()
 
 
 class BelievesItself(Tenancy):
@@ -697,6 +716,10 @@ SEEDED = {
         Mutant,
         made_by(BelievesItself),
     ),
+    "thaws at once": Seeded(
+        "a was granted without a measurement", frozen(), Faults(cheats=1), ThawsAtOnce
+    ),
+    "forgets the frozen": Seeded("stuck", frozen(), Faults(cheats=1), ForgetsTheFrozen),
     "keeps steps": Seeded(
         "gpu0 is tainted, and no tenant of it is at fault",
         escalated(),

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from claim_phases import jobs
@@ -28,7 +28,7 @@ class Faults:
     breaks: int = 0  # of sessions
     deaths: int = 0  # of all processes of a tenant
     agent_crashes: int = 0
-    failures: int = 0  # of memory commands
+    failures: int = 0  # of memory commands, of freezes and thaws
     cheats: int = 0
     lags: int = 0
     strangers: int = 0  # arrivals and departures
@@ -153,7 +153,7 @@ def _label(action: Action, crash_in: int) -> str:
 
 
 def _waits(world: World) -> bool:
-    return any(agent.waits for agent in world.agents.values())
+    return bool(world.waiting())
 
 
 DEADLINES: dict[str | int, str] = {
@@ -189,18 +189,19 @@ def _moves(state: _State) -> Iterator[Move]:
 
 
 def _faults(world: World, faults: Faults) -> Iterator[Move]:
-    def fault(name: str, *action: str | int) -> Iterator[Move]:
-        if getattr(faults, name):
-            yield action, -1, faults.less(name), True
-
+    fault = partial(_fault, faults)
     if world.turns is not None:
         yield from fault("crashes", "crash")
+    for order in world.due():
+        yield from fault("failures", "cannot", *order)
     for name, agent in world.agents.items():
         if not agent.alive:
             continue
         if agent.open:
             yield from fault("breaks", "break", name)
         yield from fault("deaths", "die", name)
+        if agent.frozen is not None:
+            continue
         yield from fault("agent_crashes", "agent_crash", name)
         if agent.commands:
             yield from fault("failures", "fail", name)
@@ -218,6 +219,11 @@ def _faults(world: World, faults: Faults) -> Iterator[Move]:
     for device, _ in world.spec.devices:
         yield from fault("strangers", "stranger", device, 0 if device in world.strangers else 60)
         yield from fault("breakdowns", "breakdown", device)
+
+
+def _fault(faults: Faults, name: str, *action: str | int) -> Iterator[Move]:
+    if getattr(faults, name):
+        yield action, -1, faults.less(name), True
 
 
 # -- states -----------------------------------------------------------------------------------
@@ -281,6 +287,8 @@ class _Keys:
             tuple(sorted(world.strangers.items())),
             tuple(sorted(world.lagging.items())),
             world.broken,
+            world.orders,
+            world.answers,
         )
 
     def _node(self, world: World) -> Part:
@@ -345,6 +353,9 @@ def _tenant(node: Node, tenant: Tenant) -> Key:
         tenant.told_wanted < tenant.epoch,
         tenant.told_idle < tenant.epoch,
         tenant.parked,
+        tenant.frozen,
+        tenant.thawing,
+        tenant.refused >= changed,
         bool(tenant.fault),
         bool(tenant.faulty),
         tenant.rung,
@@ -375,6 +386,8 @@ def _stored(node: Node) -> Shape:
                 tenant.gone,
                 tenant.overdue,
                 tenant.parked,
+                tenant.frozen,
+                tenant.thawing,
                 bool(tenant.fault),
                 bool(tenant.faulty),
                 tenant.rung,
@@ -409,6 +422,7 @@ def _process(agent: Agent) -> Shape:
         agent.half,
         agent.extra,
         agent.kept,
+        agent.frozen,
         agent.moved,
         agent.crowd,
         tenancy.phase,
@@ -422,6 +436,7 @@ def _process(agent: Agent) -> Shape:
         tenancy._held,
         tenancy._abandoned,
         tenancy._ahead,
+        tenancy._continues,
     )
     echoes = (message for _, message in agent.echoes)
     items = (*agent.said, *agent.heard, *agent.commands, *echoes)

@@ -19,9 +19,12 @@ from claim_phases.events import (
     Condition,
     ConditionKind,
     Connected,
+    Discard,
     Effect,
     Event,
     Fired,
+    Freeze,
+    Frozen,
     Gone,
     Headroom,
     Kill,
@@ -33,6 +36,8 @@ from claim_phases.events import (
     Said,
     Send,
     Tell,
+    Thaw,
+    Thawed,
     Timer,
     TimerKind,
     Unread,
@@ -53,6 +58,7 @@ from claim_phases.phases import ASIDE, TURN, Phase
 from claim_phases.policies import AGING_S, PolicyName
 from claim_phases.tenancy import Act, Answer, Park, Restore, RestoreAhead, Say, Shut, Tenancy
 from claim_phases.turns import Limits, Turns
+from claim_phases.verdicts import WHOLE, causes
 from tests.model.invariants import INVARIANTS, Invariant, Violation, decisions
 from tests.model.records import Agent, Scan, Spec, TenantSpec, Truth
 
@@ -63,10 +69,12 @@ STEPS_AT_ONCE = 100
 IN_CALM = 500
 """The same for a whole world whose chaos left messages, commands and readings to be worked off."""
 
-OF_THE_ARBITER = ("say", "lost", "gone", "scan", "fire", "restart")
+OF_THE_ARBITER = ("say", "lost", "gone", "scan", "fire", "answer", "restart")
 """What the arbiter takes a step for, of all that happens."""
 
 Action = tuple[str | int, ...]
+Order = tuple[str, str, str]
+"""What is to be done to the processes of a tenant, and to which incarnation's."""
 MachineFactory = Callable[[Node], Turns]
 TenancyFactory = Callable[[TenantSpec], Tenancy]
 
@@ -102,6 +110,8 @@ class World:
         self.broken: frozenset[str] = frozenset()
         self.timers: dict[tuple[TimerKind, str], tuple[Timer, float]] = {}
         self.scans: tuple[Scan, ...] = ()
+        self.orders: tuple[Order, ...] = ()  # whom to freeze and to thaw
+        self.answers: tuple[Frozen | Thawed, ...] = ()  # what came of that, as is yet to be learnt
         self.now = 0.0
         self.sound = True  # nothing was violated
         self.highest = 0  # the newest epoch that was ever stored or sent
@@ -275,6 +285,13 @@ class World:
                 agent, known = self.agents[name], self.node.tenants[name].who.incarnation
                 if agent.alive and str(agent.life) == known:
                     self._do_die(name)
+            case Freeze(name) | Thaw(name):
+                verb = "freeze" if isinstance(effect, Freeze) else "thaw"
+                order = (verb, name, self.node.tenants[name].who.incarnation)
+                if order not in self.orders:
+                    self.orders += (order,)
+            case Discard():
+                pass  # whoever dies leaves nothing
             case Tell():
                 pass
 
@@ -286,7 +303,7 @@ class World:
     def _down(self) -> None:
         self.turns = None
         self.timers.clear()
-        self.scans = ()
+        self.scans, self.orders, self.answers = (), (), ()
         for agent in map(self._own, self.agents):
             self._cut(agent)
             agent.lost = False
@@ -448,7 +465,8 @@ class World:
         if not up:
             found.append(("restart",))
         for name, agent in self.agents.items():
-            if agent.heard and agent.alive:
+            moves = agent.alive and agent.frozen is None
+            if agent.heard and moves:
                 found.append(("hear", name))
             if up and agent.said:
                 found.append(("say", name))
@@ -458,19 +476,30 @@ class World:
                 found += [("gone", name, life) for life in agent.dead]
             if not agent.alive:
                 found.append(("reborn", name))
-            elif up and not agent.open:
+            elif up and moves and not agent.open:
                 found.append(("connect", name))
-            if agent.alive and agent.commands:
+            if moves and agent.commands:
                 found.append(("work", name))
             for index, (way, message) in enumerate(agent.echoes):
                 first_came = message not in getattr(agent, way)
-                if first_came and (way == "heard" or (up and agent.known)):
+                if first_came and (moves if way == "heard" else up and agent.known):
                     found.append(("repeat", name, index))
-            found += self._user(agent)
+            if moves:
+                found += self._user(agent)
+        found += self.due()
+        found += [("answer", index) for index in range(len(self.answers))]
         found += [("scan", index) for index in range(len(self.scans))]
         found += [("settle", device) for device in self.lagging]
         found += [("fire", kind.value, subject) for kind, subject in self._live_timers()]
         return found
+
+    def due(self) -> list[Order]:
+        """What is done to the processes of a life is done, and heard of, in order."""
+        firsts: dict[tuple[str, str], Order] = {}
+        for order in self.orders:
+            firsts.setdefault(order[1:], order)
+        answered = {(answer.tenant, answer.incarnation) for answer in self.answers}
+        return [order for life, order in firsts.items() if life not in answered]
 
     def _user(self, agent: Agent) -> list[Action]:
         tenancy = agent.tenancy
@@ -550,6 +579,18 @@ class World:
         for event in ended:
             if self.turns is not None:
                 self.handle(event)
+        if self.turns is not None:
+            self._take_up_the_frozen()
+
+    def _take_up_the_frozen(self) -> None:
+        for name, tenant in self.node.tenants.items():
+            agent, life = self.agents[name], (name, tenant.who.incarnation)
+            if not self._lives(tenant):
+                continue
+            if agent.frozen is not None:
+                self.answers += (Frozen(*life, held=agent.frozen),)
+            elif tenant.frozen is not None:
+                self.answers += (Thawed(*life),)
 
     def _lives(self, tenant: Tenant) -> bool:
         agent = self.agents[tenant.name]
@@ -623,6 +664,47 @@ class World:
         agent = self._own(name)
         self._carry(agent, agent.tenancy.leave())
 
+    def _do_freeze(self, name: str, life: str) -> None:
+        """No later life is frozen for a former one's fault, and none that is well again."""
+        agent, tenant = self._carried_out("freeze", name, life)
+        if tenant is None or not tenant.faulty:
+            problem = "it is not at fault any more"
+        elif len(agent.spec.devices) > 1:
+            problem = "it has more than one device"
+        else:
+            problem = ""
+            if agent.frozen is None:
+                agent.frozen, agent.held = agent.held + agent.extra, 0
+                agent.extra = 0
+        self.answers += (Frozen(name, life, 0 if problem else agent.frozen or 0, problem),)
+
+    def _carried_out(self, verb: str, name: str, life: str) -> tuple[Agent, Tenant | None]:
+        """Whom that was about, with what is known of this life, while it lasts."""
+        self.orders = tuple(order for order in self.orders if order != (verb, name, life))
+        agent, tenant = self._own(name), self.node.tenants.get(name)
+        if tenant is None or tenant.gone or tenant.who.incarnation != life or not agent.alive:
+            return agent, None
+        return agent, tenant if str(agent.life) == life else None
+
+    def _do_thaw(self, name: str, life: str) -> None:
+        """Who is frozen goes on in a turn of its own, with room for what it held."""
+        agent, tenant = self._carried_out("thaw", name, life)
+        if tenant is None or tenant.phase not in WHOLE:
+            problem = "it has no turn any more"
+        elif agent.frozen is None or self._has_room(agent, agent.frozen, "its thaw"):
+            problem = ""
+            agent.held, agent.frozen = agent.held + (agent.frozen or 0), None
+        else:
+            problem = "it has no room"
+        self.answers += (Thawed(name, life, problem, later=bool(problem)),)
+
+    def _do_answer(self, index: int) -> None:
+        answer = self.answers[index]
+        self.answers = self.answers[:index] + self.answers[index + 1 :]
+        if self.agents[answer.tenant].spec.host is not None and isinstance(answer, Frozen):
+            self.ran |= {(answer.tenant, answer.incarnation)}
+        self.handle(answer)
+
     def _do_work(self, name: str) -> None:
         agent = self._own(name)
         command, agent.commands = agent.commands[0], agent.commands[1:]
@@ -693,6 +775,12 @@ class World:
 
     # -- faults ---------------------------------------------------------------------------------
 
+    def _do_cannot(self, verb: str, name: str, life: str) -> None:
+        """Neither frozen nor thawed: it is as it was."""
+        self._carried_out(verb, name, life)
+        frozen, thawed = Frozen(name, life, problem="it runs"), Thawed(name, life, "it runs")
+        self.answers += (frozen if verb == "freeze" else thawed,)
+
     def _do_break(self, name: str) -> None:
         self._cut(self._own(name))
 
@@ -703,6 +791,7 @@ class World:
         agent.alive = False
         agent.held = agent.extra = agent.moved = 0
         agent.kept = agent.half = False
+        agent.frozen = None
         agent.heard, agent.commands, agent.echoes = (), (), ()
         agent.tenancy = self.tenancy(agent.spec)
         if self.turns is not None:
@@ -827,14 +916,25 @@ class World:
                     raise Violation(f"nothing loops for ever: {soon} comes again and again")
                 self.do(soon)
                 continue
-            if not any(agent.waits for agent in self.agents.values()):
+            if not self.waiting():
                 return
             busy = 0
             if not self.timers or self.now > end:
-                waiting = [agent.name for agent in self.agents.values() if agent.waits]
-                raise Violation(f"{waiting} wait for ever: {self.describe()}")
+                raise Violation(f"{self.waiting()} wait for ever: {self.describe()}")
             kind, subject = min(self.timers, key=lambda key: self.timers[key][1])
             self.do(("fire", kind.value, subject))
+
+    def waiting(self) -> list[str]:
+        """Who is to be answered, or to be thawed; that may take as long as another is at fault."""
+        return [
+            agent.name
+            for agent in self.agents.values()
+            if agent.waits or (agent.frozen is not None and not self._hindered(agent))
+        ]
+
+    def _hindered(self, agent: Agent) -> bool:
+        tenant = self.node.tenants.get(agent.name) if self.turns is not None else None
+        return tenant is not None and bool(causes(self.node, tenant))
 
     def describe(self) -> str:
         """The world in a few words, for a failure's message."""

@@ -58,6 +58,21 @@ def escalated() -> Spec:
     return replace(spec, tenants=(replace(first, ladder=ladder), second))
 
 
+def frozen() -> Spec:
+    """One of the pair is frozen when it is at fault."""
+    spec = pair(1)
+    first, second = spec.tenants
+    return replace(spec, tenants=(replace(first, ladder=(Rung(Step.CHECKPOINT, 5.0),)), second))
+
+
+def tainted_and_frozen() -> Spec:
+    """Before that its device is tainted."""
+    ladder = (Rung(Step.TAINT_NO_SCHEDULE, 5.0), Rung(Step.CHECKPOINT, 5.0))
+    spec = pair(1)
+    first, second = spec.tenants
+    return replace(spec, tenants=(replace(first, ladder=ladder), second))
+
+
 def harvested() -> Spec:
     """One takes only what two others do not want."""
     spec = three()
@@ -142,6 +157,8 @@ WORLDS: dict[str, tuple[Spec, Faults]] = {
     "one of two devices fails": (beside_a_wide_one(), Faults(breakdowns=1, looks=1)),
     "a tenant of a failed device dies": (alone(), Faults(breakdowns=2, deaths=1, looks=1)),
     "a tenant intrudes": (asked(), Faults(intrusions=1, looks=1)),
+    "a tenant at fault is frozen": (frozen(), Faults(crashes=1, cheats=1)),
+    "a tenant cannot be frozen, or thawed": (tainted_and_frozen(), Faults(failures=1, cheats=1)),
     "one harvests": (harvested(), Faults()),
     "one harvests for too long": (overstayed(), Faults(timeouts=1)),
     "each has its priority": (ranked(), Faults()),

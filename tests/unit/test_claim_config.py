@@ -109,7 +109,7 @@ def escalation(*steps: str) -> dict[str, Any]:
 
 
 def test_the_class_says_what_is_done_about_tenants_at_fault() -> None:
-    steps = ("ask", "evict", "kill", "taint-no-schedule", "taint-no-execute")
+    steps = ("ask", "checkpoint", "evict", "kill", "taint-no-schedule", "taint-no-execute")
     assert agreement(claim(escalation(*steps))).ladder == tuple(Rung(step, 5.0) for step in Step)
 
 

@@ -16,6 +16,7 @@ from dra_driver.devices import Reading
 from dra_driver.journal import Journal, JournalError, read
 from dra_driver.serving import load_node
 from tests.model.script import Script
+from tests.unfrozen import Unfrozen
 
 BOOT = "a-boot"
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,7 +196,7 @@ def test_a_directory_that_is_gone_raises(tmp_path: Path) -> None:
 # -- the node behind it -------------------------------------------------------------------------
 
 
-class Gpu:
+class Gpu(Unfrozen):
     """A device of 100 bytes."""
 
     name = "gpu0"

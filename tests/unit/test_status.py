@@ -52,7 +52,8 @@ def test_a_claim_names_the_pod_that_is_to_be_evicted() -> None:
     about = node(Phase.FAULTED, Phase.WAITING)
     trainer = about.tenants["team-a/trainer"]
     ladder = (Rung(Step.ASK, 1.0), Rung(Step.EVICT, 1.0))
-    trainer.who, trainer.rung = replace(trainer.who, ladder=ladder), 1
+    trainer.who, trainer.faulty = replace(trainer.who, ladder=ladder), 1
+    trainer.rung = 1
 
     def evict() -> list[str | None]:
         (device,) = claim_status(CLAIM, about, NOW, None)["status"]["devices"]

@@ -618,3 +618,23 @@ def test_a_park_that_failed_is_tried_again_with_all_of_it() -> None:
     tenancy.leave()
     tenancy.heard(Release(3, keep=30))
     assert tenancy.park_failed(3, "busy") == [Say(Failed(3, "busy")), Park(3, again=True)]
+
+
+# -- a turn that goes on where it stood still ---------------------------------------------------
+
+
+def test_a_turn_that_stood_still_goes_on_in_the_next_epoch() -> None:
+    """Its processes were frozen, and thawed as it was granted again: its user is in it still."""
+    tenancy = running(3)
+    assert tenancy.heard(Granted(5, 10)) == [Restore(5)]
+    assert tenancy.restored(5, None) == [Say(Restored(5))]
+    assert tenancy.holds
+    assert tenancy.leave() == [Say(Yield(5))]
+
+
+def test_a_turn_that_was_known_to_be_taken_is_not_gone_on_with() -> None:
+    tenancy = running(3)
+    tenancy.heard(TurnLost(3, "late"))
+    assert tenancy.heard(Granted(5, 10)) == [Restore(5)]
+    assert tenancy.parked(3) == []
+    assert tenancy.restored(5, None) == [Say(Restored(5)), Say(Yield(5))]

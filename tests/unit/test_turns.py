@@ -18,9 +18,11 @@ from claim_phases.events import (
     Condition,
     ConditionKind,
     Connected,
+    Discard,
     Effect,
     Event,
     Fired,
+    Freeze,
     Gone,
     Headroom,
     Judged,
@@ -33,6 +35,7 @@ from claim_phases.events import (
     Said,
     Send,
     Tell,
+    Thaw,
     Timer,
     TimerKind,
     Told,
@@ -99,6 +102,9 @@ class Scene:
         self.ending: set[str] = set()  # tenants of which a process has begun to end
         self.left: dict[str, int] = {}  # MiB of the host memory of tenants, where that is limited
         self.killed: list[str] = []
+        self.frozen: list[str] = []
+        self.thawed: list[str] = []
+        self.discarded: list[str] = []
         self.rereads_ms: list[float] = []
         self.told: list[Told] = []
         self._sent: dict[str, list[ArbiterMessage]] = {}
@@ -120,6 +126,12 @@ class Scene:
                         self.rereads_ms.append(round(delay_s * 1000, 3))
                 case Kill(name):
                     self.killed.append(name)
+                case Freeze(name):
+                    self.frozen.append(name)
+                case Thaw(name):
+                    self.thawed.append(name)
+                case Discard(name):
+                    self.discarded.append(name)
                 case Tell(at, what):
                     assert at == self.now
                     self.told.append(what)
@@ -1965,10 +1977,18 @@ def snapshot() -> dict[str, Any]:
     return stored
 
 
-@pytest.mark.parametrize("version", [None, 0, 5, "4"])
+@pytest.mark.parametrize("version", [None, 0, 6, "5"])
 def test_a_snapshot_of_another_version_is_refused(version: object) -> None:
-    with pytest.raises(ValueError, match=rf"state version {version}, this arbiter reads 4"):
+    with pytest.raises(ValueError, match=rf"state version {version}, this arbiter reads 5"):
         Node.from_json({**snapshot(), "state_version": version})
+
+
+def test_a_snapshot_of_version_4_is_read() -> None:
+    data = snapshot() | {"state_version": 4}
+    for tenant in data["tenants"].values():
+        for key in ("frozen", "thawing", "refused"):
+            del tenant[key]
+    assert Node.from_json(data) == Node.from_json(snapshot())
 
 
 def test_a_snapshot_of_version_2_is_read() -> None:
@@ -1976,7 +1996,7 @@ def test_a_snapshot_of_version_2_is_read() -> None:
     for device in data["devices"].values():
         del device["failed"]
     for tenant in data["tenants"].values():
-        for key in ("kept", "sampled", "growing", "residuals"):
+        for key in ("kept", "sampled", "growing", "residuals", "frozen", "thawing", "refused"):
             del tenant[key]
     assert Node.from_json(data) == Node.from_json(snapshot())
 

@@ -34,9 +34,9 @@ libc.pthread_exit(None)
 LOOKER = """
 import os, subprocess, sys
 from pathlib import Path
-from dra_driver import census
+from dra_driver import measuring
 from dra_driver.devices.simulated import SimulatedDevice
-from tests.contract.test_census import HOLDER, MIB, OneTenant
+from tests.contract.test_measuring import HOLDER, MIB, OneTenant
 
 folder = Path(os.environ["SIMDEVICE_DIR"])
 device = SimulatedDevice("gpu0", folder)
@@ -44,17 +44,17 @@ pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 with subprocess.Popen([sys.executable, "-c", HOLDER, str(folder / "held")], **pipes) as holder:
     roster = OneTenant(holder.pid)
     assert holder.stdout.readline() == b"holds\\n"
-    usage = census.attributed(device, roster)
+    usage = measuring.attributed(device, roster)
     assert (usage.tenants, usage.unknown, usage.ending) == ((("a", 4 * MIB),), 0, frozenset())
 
     holder.stdin.close()
     while Path(f"/proc/{holder.pid}/maps").read_bytes():
         os.sched_yield()
-    usage = census.attributed(device, roster)
+    usage = measuring.attributed(device, roster)
     assert (usage.tenants, usage.unknown, usage.ending) == ((), 4 * MIB, frozenset("a"))
 
     holder.kill()
-assert census.attributed(device, roster).used == 0
+assert measuring.attributed(device, roster).used == 0
 """
 
 
@@ -81,6 +81,9 @@ class OneTenant:
 
     def life(self, who: Membership) -> tuple[Part, ...]:
         return ()
+
+    def processes(self, who: Membership) -> frozenset[int]:
+        return frozenset()
 
 
 def test_who_ends_is_named_while_its_memory_is_nobody_s(tmp_path: Path) -> None:
