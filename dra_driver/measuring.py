@@ -31,6 +31,7 @@ def attributed(device: Device, roster: Roster) -> Usage:
             foreign += size
     budgets = tuple((tenant, roster.budget(tenant, device.name)) for tenant in tenants)
     usage = Usage(device.name, used, tuple(sorted(tenants.items())), foreign, budgets)
-    if not usage.unknown:
+    held = used - usage.unknown
+    if not usage.unknown or device.read().used <= held:  # what was freed meanwhile is nobody's
         return usage
     return replace(usage, ending=frozenset(roster.owners(ending()).values()))
