@@ -1,13 +1,12 @@
 """Who is who on a node whose tenants are process trees that a runner started."""
 
-import os
 from collections.abc import Iterable
 
 from claim_phases.events import Headroom
 from claim_phases.node import Membership
 from dra_driver.node_file import NodeSpec
 from dra_driver.peers import Peer
-from dra_driver.processes import Registry, watch
+from dra_driver.processes import Registry, all_pids, watch
 from dra_driver.roster import NotAMember, Part
 
 
@@ -79,5 +78,5 @@ class LocalRoster:
 
     def processes(self, who: Membership) -> frozenset[int]:
         """Those in the trees of the tenant."""
-        owners = self._registry.owners(map(int, filter(str.isdigit, os.listdir("/proc"))))
+        owners = self._registry.owners(all_pids())
         return frozenset(pid for pid, tenant in owners.items() if tenant == who.tenant)

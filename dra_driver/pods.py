@@ -8,7 +8,6 @@ counts: turns need no API server.
 
 import contextlib
 import ipaddress
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from dra_driver.config import Role
 from dra_driver.host_memory import Hierarchy
 from dra_driver.names import ENGINE, ROLE
 from dra_driver.peers import Peer
-from dra_driver.processes import Process, process, watch
+from dra_driver.processes import Process, all_pids, process, watch
 from dra_driver.roster import NotAMember, Part
 
 # cgroupfs: .../pod<uid>/<container>; systemd: ...-pod<uid, _ for ->.slice/cri-...-<id>.scope
@@ -244,7 +243,7 @@ class PodRoster:
         """
         uid = pod_uid(who)
         containers = _containers(uid).keys()
-        places = ((pid, _place(pid)) for pid in map(int, filter(str.isdigit, os.listdir("/proc"))))
+        places = ((pid, _place(pid)) for pid in all_pids())
         return frozenset(
             pid
             for pid, where in places
@@ -285,7 +284,7 @@ def _containers(uid: str) -> dict[str, Process]:
     The others of a container end with it (pid_namespaces(7)). The sandbox lists no claim.
     """
     found: dict[str, Process] = {}
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+    for pid in all_pids():
         where = _place(pid)
         if where is None or where.pod != uid or not claims_of_mounts(_proc(pid, "mountinfo")):
             continue

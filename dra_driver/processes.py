@@ -36,6 +36,11 @@ def process(pid: int) -> Process:
     return Process(pid, found.start_time)
 
 
+def all_pids() -> list[int]:
+    """Of all processes that can be seen now."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
 def runs(pid: int) -> bool:
     """Whether there is such a process, and it has not ended (a zombie has)."""
     found = _stat(pid)
@@ -44,10 +49,10 @@ def runs(pid: int) -> bool:
 
 def ending() -> Iterator[int]:
     """The processes that have begun to end, and whose last thread has not ended yet."""
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        found = _stat(int(entry))
+    for pid in all_pids():
+        found = _stat(pid)
         if found is not None and found.ends:
-            yield int(entry)
+            yield pid
 
 
 def watch(process: Process) -> int | None:

@@ -23,7 +23,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
-from dra_driver.processes import Process, process
+from dra_driver.processes import Process, all_pids, process
 
 STOPS_WITHIN_S: Final = 5.0
 """All of a tenant's processes: one that starts others without end is not stopped for ever."""
@@ -161,7 +161,7 @@ def discard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def stands_still(pid: int | str) -> bool:
+def stands_still(pid: int) -> bool:
     """Whether all threads of a process are stopped, or have ended."""
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -173,7 +173,7 @@ def stands_still(pid: int | str) -> bool:
     return True
 
 
-def allocated(pid: int | str, addresses: str) -> int:
+def allocated(pid: int, addresses: str) -> int:
     """Bytes of the file behind a mapping that the device has given. Raises OSError."""
     return _link(pid, addresses).stat().st_blocks * 512
 
@@ -241,7 +241,7 @@ def _mappings(dev: int) -> dict[int, list[tuple[int, str, bool]]]:
     name = b" %02x:%02x " % (os.major(dev), os.minor(dev))
     line = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) ...(.) \S+%b(\d+)" % name)
     found: dict[int, list[tuple[int, str, bool]]] = {}
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+    for pid in all_pids():
         try:
             with Path(f"/proc/{pid}/maps").open("rb") as maps:  # whole it may be large
                 matches = [line.match(text) for text in maps if name in text]
@@ -253,7 +253,7 @@ def _mappings(dev: int) -> dict[int, list[tuple[int, str, bool]]]:
     return found
 
 
-def _link(pid: int | str, addresses: str) -> Path:
+def _link(pid: int, addresses: str) -> Path:
     return Path(f"/proc/{pid}/map_files/{addresses}")
 
 

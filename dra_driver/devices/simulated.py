@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from dra_driver.devices import DeviceError, NoRoom, Reading, freezing
+from dra_driver.processes import all_pids
 
 
 class SimulatedDevice:
@@ -43,9 +44,9 @@ class SimulatedDevice:
         dev = b"%02x:%02x" % (os.major(number), os.minor(number))
         line = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) %b (\d+)" % dev, re.MULTILINE)
         held: dict[int, int] = {}
-        for entry in os.listdir("/proc"):
-            if entry.isdigit() and (mapped := _mapped(entry, b" %b " % dev, line)):
-                held[int(entry)] = mapped
+        for pid in all_pids():
+            if mapped := _mapped(pid, b" %b " % dev, line):
+                held[pid] = mapped
         return held
 
     def freeze(self, of_tenant: Callable[[], Collection[int]], folder: Path) -> int:
@@ -94,10 +95,10 @@ class SimulatedDevice:
         return self._dev
 
 
-def _mapped(pid: str, dev: bytes, line: "re.Pattern[bytes]") -> int:
+def _mapped(pid: int, dev: bytes, line: "re.Pattern[bytes]") -> int:
     """Bytes; 0 for a process that ended meanwhile or may not be looked at."""
     try:
-        maps = Path("/proc", pid, "maps").read_bytes()
+        maps = Path("/proc", str(pid), "maps").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return 0
     if dev not in maps:
