@@ -3,9 +3,8 @@
 import contextlib
 import errno
 import os
-import re
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from dra_driver.devices import DeviceError, NoRoom, Reading, freezing
@@ -40,12 +39,10 @@ class SimulatedDevice:
     def holders(self) -> dict[int, int]:
         """Walks /proc: about 2 microseconds a mapping, of which a vLLM process has a thousand."""
         number = self._number()
-        # proc_pid_maps(5): address perms offset dev inode path.
         dev = b"%02x:%02x" % (os.major(number), os.minor(number))
-        line = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) %b (\d+)" % dev, re.MULTILINE)
         held: dict[int, int] = {}
         for pid in all_pids():
-            if mapped := _mapped(pid, b" %b " % dev, line):
+            if mapped := _mapped(pid, dev):
                 held[pid] = mapped
         return held
 
@@ -95,20 +92,26 @@ class SimulatedDevice:
         return self._dev
 
 
-def _mapped(pid: int, dev: bytes, line: "re.Pattern[bytes]") -> int:
+def _mapped(pid: int, dev: bytes) -> int:
     """Bytes; 0 for a process that ended meanwhile or may not be looked at."""
     try:
         maps = Path("/proc", str(pid), "maps").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return 0
-    if dev not in maps:
+    mark = b" %b " % dev
+    if mark not in maps:
         return 0
     ranges: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
     links: dict[bytes, str] = {}
-    for start, end, offset, inode in line.findall(maps):
+    for line in _lines_with(mark, maps):
+        # proc_pid_maps(5): address perms offset dev inode path.
+        addresses, _, offset, of, inode, *_ = line.split(maxsplit=5)
+        if of != dev:
+            continue  # it is in the path
+        start, end = (int(address, 16) for address in addresses.split(b"-"))
         first = int(offset, 16)
-        ranges[inode].append((first, first + int(end, 16) - int(start, 16)))
-        links[inode] = f"{int(start, 16):x}-{int(end, 16):x}"
+        ranges[inode].append((first, first + end - start))
+        links[inode] = f"{start:x}-{end:x}"
     covered = {inode: _union(of_file) for inode, of_file in ranges.items()}
     if freezing.stands_still(pid):  # what was taken from it meanwhile is mapped all the same
         with contextlib.suppress(OSError):
@@ -116,6 +119,15 @@ def _mapped(pid: int, dev: bytes, line: "re.Pattern[bytes]") -> int:
                 min(size, freezing.allocated(pid, links[inode])) for inode, size in covered.items()
             )
     return sum(covered.values())
+
+
+def _lines_with(mark: bytes, text: bytes) -> Iterator[bytes]:
+    """Those of thousands, most of which are not looked at."""
+    found = text.find(mark)
+    while found >= 0:
+        end = text.index(b"\n", found)
+        yield text[text.rfind(b"\n", 0, found) + 1 : end]
+        found = text.find(mark, end)
 
 
 def _union(ranges: list[tuple[int, int]]) -> int:

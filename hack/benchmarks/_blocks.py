@@ -1,6 +1,7 @@
 """Torch memory on a simulated device, as a session parks and restores it."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,21 +13,27 @@ BLOCK_MIB = 16
 
 
 class Blocks:
-    """So many MiB, which are taken at the first restore."""
+    """So many MiB, which are taken at the first restore.
+
+    `parked_s`, `restored_s`: seconds that the last park and the last restore took, in all pieces.
+    """
 
     def __init__(self, mib: int) -> None:
         torch.set_num_threads(1)
         self._count = mib // BLOCK_MIB
         self._blocks: list[Any] = []
         self._memory = TorchMemory()
+        self._ahead_s = 0.0
+        self.parked_s = self.restored_s = 0.0
 
     async def park(self) -> None:
         """Copy all of it out."""
-        await asyncio.to_thread(self._memory.park)
+        self.parked_s = await _seconds(self._memory.park)
 
     async def restore(self) -> int | None:
         """Copy the rest of it in."""
-        await asyncio.to_thread(self._restore)
+        self.restored_s = self._ahead_s + await _seconds(self._restore)
+        self._ahead_s = 0.0
         return None
 
     def _restore(self) -> None:
@@ -47,9 +54,20 @@ class BlocksInPieces(Blocks):
 
     async def park_in_pieces(self, freed: Callable[[], None], keep: int) -> int:
         """`park` all but so many bytes, and tell how it goes on."""
-        await asyncio.to_thread(self._memory.park, freed, keep)
+        self.parked_s = await _seconds(self._memory.park, freed, keep)
         return self._memory.taken
 
     async def restore_ahead(self, size: int) -> None:
         """Copy some of it in."""
-        await asyncio.to_thread(self._memory.restore_ahead, size)
+        self._ahead_s += await _seconds(self._memory.restore_ahead, size)
+
+
+async def _seconds(copy: Callable[..., object], *arguments: object) -> float:
+    """How long it took, in a thread of its own: a session must go on meanwhile."""
+
+    def timed() -> float:
+        begin = time.monotonic()
+        copy(*arguments)
+        return time.monotonic() - begin
+
+    return await asyncio.to_thread(timed)

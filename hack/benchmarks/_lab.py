@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dra_driver.processes import process
 from tandem.namespace import NamespaceError, contained, mount_tmpfs
@@ -218,24 +218,45 @@ def busy_cores() -> Iterator[None]:
             one.kill()
 
 
-def hand_over(here: Node, handovers: int, pause_s: float) -> list[float]:
-    """Seconds of each of an even number of handovers between the node's two tenants, with a pause
-    before each.
-
-    From the one's yield, while the other waits, to the other's return from acquire, on
-    CLOCK_MONOTONIC.
+@dataclass(frozen=True)
+class Handover:
+    """Seconds from the one's yield, while the other waits, to the other's return from acquire, and
+    those in which it copied: the one to park and the other to restore.
     """
+
+    seconds: float
+    park_s: float
+    restore_s: float
+
+
+class _Turn(NamedTuple):
+    """As a part tells it: `park_s` is of the turn before this one of the same tenant."""
+
+    tenant: int
+    epoch: int
+    waited: bool
+    began: float
+    ended: float
+    restore_s: float
+    park_s: float
+
+
+def hand_over(here: Node, handovers: int, pause_s: float) -> list[Handover]:
+    """An even number of handovers between the node's two tenants, with a pause before each."""
     for tenant in here.tenants:
         tenant.ask(["hand", handovers // 2 + 1, pause_s])
-    turns = sorted(turn for tenant in here.tenants for turn in tenant.answer())
-    times = [
-        began - ended
-        for (_, waited, _, ended), (_, _, began, _) in itertools.pairwise(turns)
-        if waited
+    turns = [
+        _Turn(number, *turn) for number, one in enumerate(here.tenants) for turn in one.answer()
     ]
-    if len(times) != handovers:
-        raise RuntimeError(f"{len(times)} handovers were seen where {handovers} were asked for")
-    return times
+    turns.sort(key=lambda turn: turn.epoch)
+    found = []
+    for index, (one, after) in enumerate(itertools.pairwise(turns), start=1):
+        if one.waited:
+            again = next(turn for turn in turns[index:] if turn.tenant == one.tenant)
+            found.append(Handover(after.began - one.ended, again.park_s, after.restore_s))
+    if len(found) != handovers:
+        raise RuntimeError(f"{len(found)} handovers were seen where {handovers} were asked for")
+    return found
 
 
 def parser(name: str, doc: str | None) -> argparse.ArgumentParser:

@@ -10,15 +10,24 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
 from workload_agents.session import Memory, Session
 
 
+class Timed(Memory, Protocol):
+    """Memory that knows how many seconds of copying its last park and its last restore were."""
+
+    parked_s: float
+    restored_s: float
+
+
 class Nothing:
     """The memory of a tenant that holds none."""
+
+    parked_s = restored_s = 0.0
 
     async def park(self) -> None:
         """There is nothing to give back."""
@@ -66,30 +75,32 @@ async def tenant(role: str, socket: str) -> None:
     await _take_turns(role, socket, Nothing())
 
 
-async def _take_turns(role: str, socket: str, memory: Memory) -> None:
+async def _take_turns(role: str, socket: str, memory: Timed) -> None:
     """Takes turns in any of three ways.
 
     `["hand", n, pause_s]`: n turns, each yielded a pause after the other tenant began to wait for
     it, but for the last one, which nobody may come to want; answers with each one's epoch, whether
-    it was waited for, and when it began and ended. `["again", n, pause_s]`: acquires n times what
-    nobody else wants, a pause after its yield; answers with the seconds of each. `["alone", n, 0]`:
-    parks and restores n times in a turn; answers with the seconds of both, each time.
+    it was waited for, when it began and ended, and the seconds of copying of the restore before it
+    and of the park before that. `["again", n, pause_s]`: acquires n times what
+    nobody else wants, a pause after its yield; answers with the seconds of each. `["copy", n, 0]`:
+    parks, the next time restores, and so on n times, in a turn that nobody may come to want from
+    then on; answers with the seconds of each.
     """
-    wanted = asyncio.Event()
+    wanted, parked = asyncio.Event(), False
     async with Session(Path(socket), role, memory, on_wanted=wanted.set) as session:
 
-        async def hand(count: int, pause_s: float) -> list[tuple[int, bool, float, float]]:
-            turns = []
+        async def hand(count: int, pause_s: float) -> list[tuple[float, ...]]:
+            turns: list[tuple[float, ...]] = []
             for left in reversed(range(count)):
                 wanted.clear()
                 epoch = await session.acquire()
-                began = time.monotonic()
+                began, copied = time.monotonic(), (memory.restored_s, memory.parked_s)
                 if left:
                     await wanted.wait()
                     await asyncio.sleep(pause_s)
                 ended = time.monotonic()
                 await session.yield_turn()
-                turns.append((epoch, bool(left), began, ended))
+                turns.append((epoch, bool(left), began, ended, *copied))
             return turns
 
         async def again(count: int, pause_s: float) -> list[float]:
@@ -104,21 +115,20 @@ async def _take_turns(role: str, socket: str, memory: Memory) -> None:
             await session.yield_turn()
             return times
 
-        async def alone(count: int, _pause_s: float) -> list[tuple[float, float]]:
+        async def copy(count: int, _pause_s: float) -> list[float]:
+            nonlocal parked
             await session.acquire()
             times = []
             for _ in range(count):
                 begin = time.monotonic()
-                await memory.park()
-                between = time.monotonic()
-                await memory.restore()
-                times.append((between - begin, time.monotonic() - between))
-            await session.yield_turn()
+                await (memory.restore() if parked else memory.park())
+                times.append(time.monotonic() - begin)
+                parked = not parked
             return times
 
         _answer("ready")
         async for way, count, pause_s in _asked():
-            _answer(await {"hand": hand, "again": again, "alone": alone}[way](count, pause_s))
+            _answer(await {"hand": hand, "again": again, "copy": copy}[way](count, pause_s))
 
 
 async def phases(role: str, socket: str, mine: str, others: str) -> None:

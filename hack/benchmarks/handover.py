@@ -35,7 +35,7 @@ def measure(here: _lab.Node, handovers: int, load: str) -> dict[str, Any]:
     for number in range(rounds + 1):
         bare.ask([in_a_round, PAUSE_S])
         round_trips = bare.answer()
-        handed = _lab.hand_over(here, in_a_round, PAUSE_S)
+        handed = [one.seconds for one in _lab.hand_over(here, in_a_round, PAUSE_S)]
         first.ask(["again", in_a_round, PAUSE_S])
         measured = (round_trips, handed, first.answer())
         if number:

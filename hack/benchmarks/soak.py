@@ -38,7 +38,7 @@ def sample(here: _lab.Node, bare: _lab.Part, handovers: int) -> Sample:
     """Measure a round."""
     bare.ask([handovers, 0.0])
     round_trip_s = median(bare.answer())
-    handover_s = median(_lab.hand_over(here, handovers, 0.0))
+    handover_s = median(one.seconds for one in _lab.hand_over(here, handovers, 0.0))
     return Sample(
         handover_s,
         handover_s / round_trip_s,

@@ -66,19 +66,20 @@ def test_copy_compares_with_the_same_by_hand() -> None:
 
 
 def test_overlap_compares_handovers_with_the_copies_that_they_are_made_of() -> None:
-    loose = "overlap.OVERLAPPED_MAX = overlap.PART_MAX = 0; overlap.COPIES = 2"
-    result = run("overlap", "--mib", "64", "-n", "4", bounds=loose, status=(1,))
+    loose = "overlap.OVERLAPPED_MAX = overlap.SLOWER_MAX = overlap.PART_MAX = 0"
+    result = run("overlap", "--mib", "64", "-n", "2", bounds=loose, status=(1,))
     assert result["simulated"]
+    ms, ratio = result["ms"], result["ratio"]
+    assert all(0 < times["fastest"] <= times["p50"] for times in ms.values())
     for way in ("after", "ahead", "part"):
-        assert result[way]["n"] == 4
-        assert result[way]["p50"] > 0
-    beside = result["beside_another"]
-    assert result["ratio"]["ahead"] == (
-        result["ahead"]["p50"] / 1e3 / max(beside["park_s"], beside["restore_s"])
-    )
-    assert result["ratio"]["part"] == result["part"]["p50"] / result["ahead"]["p50"]
+        assert ms[way]["n"] == ms[f"longer_{way}"]["n"] == 8
+        assert ms[way]["fastest"] > ms[f"longer_{way}"]["fastest"]
+    assert min(ratio["after"], ratio["ahead"]) > 1, "it lasts at least as long as its copies"
+    assert ratio["slower"] == ms["longer_ahead"]["fastest"] / ms["longer_beside"]["fastest"]
+    assert ratio["part"] == ms["part"]["fastest"] / ms["ahead"]["fastest"]
     assert figures(result, kept=False) == [
-        "overlapped handover by the longer copy",
+        "overlapped handover by its longer copy",
+        "its longer copy by that beside another",
         "handover of three quarters by that of all",
     ]
 

@@ -309,6 +309,14 @@ def test_a_park_tells_how_it_goes_on(net_and_memory: tuple[Net, TorchMemory]) ->
     assert left[0] < whole
 
 
+def test_the_end_of_a_park_is_told_by_what_follows_it() -> None:
+    memory, size = TorchMemory(), 1 << 20
+    memory.hold([torch.zeros(size, dtype=torch.uint8) for _ in range(PIECES)])
+    left: list[int] = []
+    memory.park(lambda: left.append(memory.resident))
+    assert left == [size * n for n in range(PIECES - 1, 0, -1)]
+
+
 def test_a_park_that_finds_no_host_memory_loses_nothing(
     net_and_memory: tuple[Net, TorchMemory], monkeypatch: pytest.MonkeyPatch
 ) -> None:

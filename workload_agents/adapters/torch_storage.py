@@ -77,8 +77,9 @@ class TorchMemory:
     def park(self, freed: Callable[[], None] = lambda: None, keep: int = 0) -> int:
         """Frees the held memory and returns how many bytes that was.
 
-        `freed` is called each time that about another eighth of it is back. Storages that fit into
-        `keep` bytes of the devices stay, the largest first: `taken` says how much that is.
+        `freed` is called each time that about another eighth of it is back, and more is to come.
+        Storages that fit into `keep` bytes of the devices stay, the largest first: `taken` says how
+        much that is.
 
         Raises ParkFailed, where host or device have no room for a copy for example. What was parked
         until then stays parked, and the next call goes on with the rest.
@@ -170,11 +171,12 @@ class TorchMemory:
     ) -> None:
         sizes = [storage.nbytes() for storage in storages] + [_extent(group) for group in foreign]
         self._arena.reserve(sum(map(_aligned, sizes)))
-        piece, unsaid = sum(sizes) / PIECES, 0
+        piece, unsaid, left = sum(sizes) / PIECES, 0, sum(sizes)
         for storage in storages:
-            unsaid += self._park(storage)
+            size = self._park(storage)
+            unsaid, left = unsaid + size, left - size
             # What is foreign needs room for a moment: nobody is to take it before.
-            if unsaid >= piece and storage.device.type == "cpu" and not foreign:
+            if unsaid >= piece and left and storage.device.type == "cpu" and not foreign:
                 unsaid = 0
                 freed()
         for group in foreign:  # last: each needs room on the device for a moment
