@@ -210,6 +210,13 @@ class Node:
     jobs: dict[str, Job] = field(default_factory=dict)
     at: float = 0.0
 
+    def life(self, who: Membership) -> Tenant | None:
+        """What is on record of this life of the tenant; None when it is over."""
+        tenant = self.tenants.get(who.tenant)
+        if tenant is None or tenant.gone or tenant.who.incarnation != who.incarnation:
+            return None
+        return tenant
+
     def on(self, device: str) -> list[Tenant]:
         """The tenants of a device."""
         return [t for t in self.tenants.values() if device in t.who.devices]

@@ -8,17 +8,14 @@ arbiter ends: whoever starts it again gets the node as it was stored.
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import os
 import signal
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, assert_never
-from weakref import WeakValueDictionary
+from typing import Any, Protocol, assert_never
 
 import grpc
 
@@ -31,7 +28,6 @@ from claim_phases.events import (
     Event,
     Fired,
     Freeze,
-    Frozen,
     Gone,
     Headroom,
     Kill,
@@ -45,7 +41,6 @@ from claim_phases.events import (
     Send,
     Tell,
     Thaw,
-    Thawed,
     Timer,
     TimerKind,
     Told,
@@ -60,15 +55,15 @@ from claim_phases.messages import (
     Refused,
     TenantMessage,
 )
-from claim_phases.node import Membership, Tenant
+from claim_phases.node import Membership
 from claim_phases.phases import Phase
 from claim_phases.turns import Turns
 from claim_phases.turns_pb2 import FromTenant
 from claim_phases.turns_pb2_grpc import TurnsServicer
-from claim_phases.verdicts import WHOLE
 from dra_driver import measuring
-from dra_driver.devices import Device, DeviceError, NoRoom
+from dra_driver.devices import Device, DeviceError
 from dra_driver.event_log import EventLog
+from dra_driver.freezer import Freezer
 from dra_driver.journal import Journal
 from dra_driver.peers import Peer
 from dra_driver.processes import Process, RegistryError
@@ -80,15 +75,7 @@ HELLO_WITHIN_S = 5.0
 OUTGOING_MAX = 64
 """Messages that may wait for a tenant that does not read; it is cut off then."""
 
-COPIES_MAX = 64
-"""Tenants whose memory may be on its way to or from the host at once."""
-
 SessionContext = grpc.aio.ServicerContext[Any, Any]
-_T = TypeVar("_T")
-
-
-class _Overtaken(Exception):
-    """What was to be done about a tenant at fault is not to be done any more, and why."""
 
 
 class Peers(Protocol):
@@ -154,10 +141,7 @@ class Arbiter(TurnsServicer):
         self._events = events
         self._clock = clock
         self._listener = listener
-        self._frozen_under = frozen_under
-        # What is done to one life's processes is done in order, and waits for nobody else's.
-        self._freezing: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
-        self._copying = ThreadPoolExecutor(COPIES_MAX, "copying")
+        self._freezer = Freezer(turns.node, devices, roster, frozen_under, self.handle)
         self._loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[None] = self._loop.create_future()
         self._sessions: dict[str, _Session] = {}
@@ -185,7 +169,8 @@ class Arbiter(TurnsServicer):
                     self._clock(),
                 )
         self.handle(Resumed())
-        self._take_up_the_frozen()
+        for settling in self._freezer.take_up():
+            self._look(settling)
         for tenant in list(node.tenants.values()):
             self._watch(tenant.who)
 
@@ -204,12 +189,12 @@ class Arbiter(TurnsServicer):
         for life in self._lives.values():
             self._unwatch(life)
         self._lives.clear()
-        self._copying.shutdown(wait=False, cancel_futures=True)
+        self._freezer.close()
         self._events.close()
 
     async def drained(self) -> None:
-        """Wait, after `close`, for copies under way: the next arbiter finds them whole."""
-        await asyncio.to_thread(self._copying.shutdown)
+        """Wait, after `close`, for what cannot be left half done."""
+        await self._freezer.drained()
 
     # -- the machine ----------------------------------------------------------------------------
 
@@ -254,11 +239,11 @@ class Arbiter(TurnsServicer):
             case Kill(tenant, devices):
                 self._kill(tenant, devices)
             case Freeze(tenant):
-                self._look(self._freeze(self._turns.node.tenants[tenant].who))
+                self._look(self._freezer.freeze(self._turns.node.tenants[tenant].who))
             case Thaw(tenant):
-                self._look(self._thaw(self._turns.node.tenants[tenant].who))
+                self._look(self._freezer.thaw(self._turns.node.tenants[tenant].who))
             case Discard(tenant, incarnation, devices):
-                self._look(self._discard(self._frozen(tenant, incarnation), devices))
+                self._look(self._freezer.discard(tenant, incarnation, devices))
             case Tell(at, what):
                 self._events.tell(what, at)
                 self._listener(what)
@@ -463,7 +448,7 @@ class Arbiter(TurnsServicer):
         who = self._turns.node.tenants[tenant].who
         self._look(asyncio.to_thread(self._kill_all, who, devices))
         # What is frozen holds nothing that shows.
-        self._look(self._discard(self._frozen(tenant, who.incarnation), devices))
+        self._look(self._freezer.discard(tenant, who.incarnation, devices))
 
     def _kill_all(self, who: Membership, devices: tuple[str, ...]) -> None:
         """Its parts, and those in no tree or container of one: an engine's orphaned worker."""
@@ -486,116 +471,6 @@ class Arbiter(TurnsServicer):
                 finally:
                     os.close(pidfd)
 
-    async def _freeze(self, who: Membership) -> None:
-        folder, held, problem = self._frozen(who.tenant, who.incarnation), 0, ""
-        async with self._in_order(folder):
-            try:
-                held = await self._copy(self._freeze_all, who, folder)
-            except (DeviceError, RegistryError, _Overtaken) as exc:
-                problem = str(exc)
-            except Exception as exc:
-                log.exception("freezing %s broke", who.tenant)
-                problem = f"{exc!r}: see the driver's log"
-            if self._record(who) is None:
-                await self._discard_all(folder, who.devices)
-        self.handle(Frozen(who.tenant, who.incarnation, held, problem))
-
-    def _freeze_all(self, who: Membership, folder: Path) -> int:
-        if len(who.devices) > 1:
-            raise DeviceError("it has more than one device")
-
-        def of_tenant() -> Collection[int]:
-            """A life is known by where its processes are: those there now may be the next one's."""
-            record = self._record(who)
-            if record is None or not record.faulty:
-                raise _Overtaken("it is not at fault any more")
-            return self._roster.processes(who)
-
-        parts = self._roster.life(who)
-        for part in parts:
-            os.close(part.pidfd)
-        if not parts:
-            raise _Overtaken("its processes have ended")
-        return self._devices[who.devices[0]].freeze(of_tenant, folder)
-
-    async def _thaw(self, who: Membership) -> None:
-        def lives() -> bool:
-            return self._record(who) is not None
-
-        folder, problem, later = self._frozen(who.tenant, who.incarnation), "", False
-        async with self._in_order(folder):
-            record = self._record(who)
-            if record is None or record.phase not in WHOLE:
-                problem, later = "it has no turn any more", True
-            else:
-                try:
-                    for name in who.devices:
-                        await self._copy(self._devices[name].thaw, lives, folder)
-                except DeviceError as exc:
-                    problem, later = str(exc), isinstance(exc, NoRoom)
-                except Exception as exc:
-                    log.exception("thawing %s broke", who.tenant)
-                    problem = f"{exc!r}: see the driver's log"
-            if self._record(who) is None:
-                await self._discard_all(folder, who.devices)
-        self.handle(Thawed(who.tenant, who.incarnation, problem, later))
-
-    async def _settle(self, who: Membership, folder: Path) -> None:
-        async with self._in_order(folder):
-            if self._record(who) is None:
-                await self._discard_all(folder, who.devices)
-                return
-            try:
-                held = await self._copy(self._devices[who.devices[0]].settle, folder)
-            except DeviceError as exc:
-                log.error("%s", exc)
-                self.handle(Thawed(who.tenant, who.incarnation, str(exc)))
-                return
-        if held is None:
-            self.handle(Thawed(who.tenant, who.incarnation))
-        else:
-            self.handle(Frozen(who.tenant, who.incarnation, held))
-
-    async def _discard(self, folder: Path, devices: tuple[str, ...]) -> None:
-        async with self._in_order(folder):
-            await self._discard_all(folder, devices)
-
-    async def _discard_all(self, folder: Path, devices: tuple[str, ...]) -> None:
-        for device in map(self._devices.__getitem__, devices):
-            try:
-                await self._copy(device.discard, folder)
-            except DeviceError as exc:
-                log.error("%s", exc)
-
-    def _record(self, who: Membership) -> Tenant | None:
-        """What is on record of this life; None when it is over."""
-        tenant = self._turns.node.tenants.get(who.tenant)
-        lives = tenant is not None and tenant.who.incarnation == who.incarnation
-        return tenant if tenant is not None and lives and not tenant.gone else None
-
-    def _in_order(self, folder: Path) -> asyncio.Lock:
-        return self._freezing.setdefault(folder, asyncio.Lock())
-
-    async def _copy(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """In threads of their own: as much as devices hold, for which no reading waits."""
-        return await self._loop.run_in_executor(self._copying, work, *arguments)
-
-    def _frozen(self, tenant: str, incarnation: str) -> Path:
-        """One life's folder; its name is of one length, whatever the tenant's is."""
-        life = f"{tenant} {incarnation}"
-        return self._frozen_under / hashlib.sha256(life.encode()).hexdigest()
-
-    def _take_up_the_frozen(self) -> None:
-        """What the arbiter before began and did not live to record, or recorded and did not do."""
-        left = set(self._frozen_under.iterdir())
-        for tenant in list(self._turns.node.tenants.values()):
-            folder = self._frozen(tenant.name, tenant.who.incarnation)
-            if not tenant.gone and (folder in left or tenant.frozen is not None):
-                left.discard(folder)
-                self._look(self._settle(tenant.who, folder))
-        for folder in left:  # of nobody on record
-            self._look(self._discard(folder, tuple(self._devices)))
-
     def _unwatch(self, life: "_Life | None") -> None:
         for part in life.parts.values() if life is not None else ():
             self._loop.remove_reader(part.pidfd)
@@ -609,10 +484,10 @@ class Arbiter(TurnsServicer):
         if part.loss and session is not None:
             session.put(Refused(0, part.loss))
             session.put(None)
-        record = self._record(who)
+        record = self._turns.node.life(who)
         if record is not None and record.frozen is not None:
             # It cannot go on whole, and a part that stands still cannot end for the other's sake.
-            self._look(self._discard(self._frozen(who.tenant, who.incarnation), who.devices))
+            self._look(self._freezer.discard(who.tenant, who.incarnation, who.devices))
         if not life.parts:
             self._watch(who)  # what began meanwhile, or the end
 

@@ -130,7 +130,7 @@ def _of_this_boot(folder: Path, boot_id: str) -> Path:
     for other in folder.iterdir():
         if other.name != boot_id:
             shutil.rmtree(other, ignore_errors=True)
-    return private_directory(folder / boot_id)
+    return folder / boot_id
 
 
 @contextlib.asynccontextmanager
