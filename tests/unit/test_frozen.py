@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from claim_phases.escalation import Rung, Step
-from claim_phases.events import Frozen, Lost, Thawed
+from claim_phases.events import Condition, ConditionKind, Frozen, Lost, Thawed
 from claim_phases.messages import Failed, Quiesced, Released, Restored
 from claim_phases.phases import Phase
 from claim_phases.taints import tainted
@@ -145,6 +145,24 @@ def test_it_goes_on_only_where_all_that_it_held_has_room() -> None:
     it.end("rollout")
     it.wait(2 * LIMITS.watch_s)
     assert it.thawed == ["trainer"]
+
+
+def test_one_that_never_asked_for_a_turn_is_not_answered() -> None:
+    """A refusal of request 0 is one of the session, for good."""
+    it = scene(ROLLOUT, replace(TRAINER, ladder=(CHECKPOINT,)))
+    it.run("rollout")
+    it.hold("trainer", 97)
+    it.wait(LIMITS.watch_s + 5.0)
+    it.heard("trainer")
+    freeze(it, held=97)
+    it.leave("rollout")
+    it.wait(LIMITS.watch_s)
+    it.park("rollout", keeps=5)
+    it.wait(2 * LIMITS.watch_s)
+    assert any(
+        what.kind is ConditionKind.REFUSED for what in it.told if isinstance(what, Condition)
+    )
+    assert it.heard("trainer") == []
 
 
 def test_one_that_cannot_be_thawed_goes_up_the_ladder() -> None:
