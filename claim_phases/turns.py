@@ -28,6 +28,7 @@ from claim_phases.events import (
     TimerKind,
     Usage,
 )
+from claim_phases.faults import Faults
 from claim_phases.judge import Judge
 from claim_phases.messages import (
     Acquire,
@@ -47,8 +48,7 @@ from claim_phases.messages import (
 )
 from claim_phases.node import Membership, Node, Tenant
 from claim_phases.phases import ASIDE, HOLDING, TURN, Phase, Signal
-from claim_phases.taints import EFFECTS
-from claim_phases.verdicts import WHOLE, mib
+from claim_phases.verdicts import mib
 
 __all__ = ["Limits", "Turns"]
 
@@ -65,6 +65,7 @@ class Turns:
         self._limits = limits
         self._do = Changes(node, limits)
         self._judge = Judge(node, self._do)
+        self._faults = Faults(node, self._do, self._judge)
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take in one event at CLOCK_MONOTONIC `now`; return the effects in order."""
@@ -86,9 +87,9 @@ class Turns:
             case Resumed():
                 self._resumed()
             case Frozen():
-                self._frozen(event)
+                self._faults.frozen(event)
             case Thawed():
-                self._thawed(event)
+                self._faults.thawed(event)
             case _:
                 assert_never(event)
         self._schedule()
@@ -533,17 +534,10 @@ class Turns:
         foreign = any(device.foreign for device in self.node.devices.values())
         attribute = foreign or bool(self.node.tenants)
         for tenant in self.node.tenants.values():
-            if tenant.phase is Phase.PARKED and self._may_be_thawed(tenant):
+            if tenant.phase is Phase.PARKED and self._faults.may_be_thawed(tenant):
                 self._do.enqueue(tenant)  # it cannot ask, and goes on in a turn of its own
         self._do.measure(tuple(self.node.devices), attribute=attribute)
         self._do.arm(TimerKind.WATCH, "", 0, self._limits.watch_s)
-
-    def _may_be_thawed(self, tenant: Tenant) -> bool:
-        """It is frozen, and nothing stands in its way, or since it was refused something moved."""
-        if tenant.frozen is None:
-            return False
-        changed = max(self.node.devices[name].changed for name in tenant.who.devices)
-        return changed > tenant.refused and not verdicts.causes(self.node, tenant)
 
     def _fired_for(self, tenant: Tenant, timer: Timer) -> None:
         if timer.mark != _mark(tenant, timer.kind):
@@ -559,7 +553,7 @@ class Turns:
                 tenant.overdue = True
                 self._look_again(tenant)
             case TimerKind.LADDER:
-                self._escalate(tenant)
+                self._faults.escalate(tenant)
             case TimerKind.LEAVE:
                 self._overstayed(tenant)
             case TimerKind.BLOCKED:
@@ -590,99 +584,6 @@ class Turns:
                 self._do.arm_phase(tenant)  # in case that no answer comes
             case _:
                 pass
-
-    def _escalate(self, tenant: Tenant) -> None:
-        """The next step about a tenant that is at fault. Its memory alone ends it."""
-        rung = tenant.next_rung
-        if rung is None:
-            return
-        if self.node.failed(tenant):  # nobody can tell whether it has left: that is not its fault
-            self._do.arm_ladder(tenant)
-            return
-        tenant.rung = min(tenant.rung + 1, len(tenant.who.ladder))
-        fault = tenant.fault
-        match rung.step:
-            case Step.ASK if tenant.frozen is not None:
-                done = "it stands still"
-            case Step.ASK if tenant.phase is Phase.FAULTED and tenant.connected:
-                self._do.displace(tenant, tenant.kept)
-                done = "it is told to release once more"
-            case Step.ASK:
-                done = (
-                    "it has no session in which to ask it" if not tenant.connected else "it parks"
-                )
-            case Step.CHECKPOINT:
-                self._do.freeze(tenant)
-                done = "its processes are to be frozen, what they hold moved to the host"
-            case Step.KILL:
-                self._do.kill(tenant)
-                done = "its processes are killed"
-            case Step.EVICT:  # the record says it, to whoever evicts
-                done = "its pod is to be evicted"
-            case Step.TAINT_NO_SCHEDULE | Step.TAINT_NO_EXECUTE:  # to whoever publishes the devices
-                devices = ", ".join(tenant.who.devices)
-                done = f"a {EFFECTS[rung.step]} taint is to be set on {devices}"
-            case _:
-                assert_never(rung.step)
-        message = f"{tenant.name} is at fault ({fault}): {done}"
-        self._do.tell(ConditionKind.ESCALATED, message, tenant.name, step=rung.step)
-        if rung.step is not Step.CHECKPOINT or tenant.next_rung is not rung:
-            self._do.arm_ladder(tenant)  # to freeze is repeated when it was answered
-
-    def _frozen(self, event: Frozen) -> None:
-        """It takes a while: the tenant may have left by itself meanwhile, and have a turn again."""
-        tenant = self.node.tenants.get(event.tenant)
-        if tenant is None or tenant.who.incarnation != event.incarnation:
-            return
-        again = tenant.next_rung
-        if tenant.faulty and again is not None and again.step is Step.CHECKPOINT:
-            self._do.arm_ladder(tenant)
-        if tenant.gone:
-            return
-        if event.problem:
-            if tenant.faulty:
-                message = f"{tenant.name} could not be frozen: {event.problem}"
-                self._do.tell(ConditionKind.ESCALATED, message, tenant.name)
-            return
-        known = tenant.frozen is not None
-        tenant.frozen, tenant.thawing, tenant.ran = event.held, "", True
-        if not known:
-            message = f"{tenant.name} is frozen: what it held is on the host until its next turn"
-            self._do.tell(ConditionKind.ESCALATED, message, tenant.name)
-        if tenant.phase in WHOLE:
-            self._do.thaw(tenant)
-            return
-        tenant.parked, tenant.ahead, tenant.kept = True, 0, 0
-        self._left_frozen(tenant)
-
-    def _left_frozen(self, tenant: Tenant) -> None:
-        """What it was to release is on the host: as if it had said so itself."""
-        if tenant.phase in (Phase.QUIESCING, Phase.RELEASING, Phase.FAULTED):
-            self._released(tenant)
-
-    def _thawed(self, event: Thawed) -> None:
-        tenant = self.node.tenants.get(event.tenant)
-        if tenant is None:
-            return
-        # Also without a thaw: who began anew found none that stands still.
-        none_is = tenant.frozen is not None and not event.problem
-        if tenant.thawing == event.incarnation:
-            tenant.thawing = ""
-        elif not none_is:
-            return
-        if tenant.gone or tenant.who.incarnation != event.incarnation:
-            return
-        if not event.problem:
-            tenant.frozen = None
-            message = f"{tenant.name} goes on, with what it held when it was frozen"
-            self._do.tell(ConditionKind.CLEARED, message, tenant.name)
-            if not tenant.connected:
-                self._do.await_session(tenant)
-            return
-        if tenant.phase in WHOLE:
-            self._do.take(tenant, Signal.LAPSE, f"it could not be thawed: {event.problem}")
-        if event.later:
-            self._left_frozen(tenant)
 
     def _overstayed(self, tenant: Tenant) -> None:
         """The turn is taken, if still somebody waits for it."""
