@@ -7,6 +7,9 @@ from claim_phases.events import Measured
 from claim_phases.messages import ArbiterMessage, Hello, TenantMessage, Welcome
 from claim_phases.policies import Objectives
 from claim_phases.tenancy import Park, Restore, RestoreAhead, Tenancy
+from claim_phases.turns import Limits
+
+LIMITS = Limits()
 
 
 @dataclass(frozen=True)

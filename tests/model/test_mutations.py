@@ -24,9 +24,9 @@ from claim_phases.node import Device, Membership, Node, Tenant
 from claim_phases.phases import HOLDING, TURN, Phase, Signal
 from claim_phases.tenancy import Act, Say, Tenancy
 from claim_phases.turns import Turns
-from tests.model.records import Spec, TenantSpec
+from tests.model.records import LIMITS, Spec, TenantSpec
 from tests.model.walk import Faults, FoundViolation, walk
-from tests.model.world import LIMITS, World, honest_tenancy
+from tests.model.world import World, honest_tenancy
 from tests.model.worlds import (
     apart,
     asked,

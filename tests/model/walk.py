@@ -14,8 +14,8 @@ from claim_phases.phases import Phase
 from claim_phases.policies import PolicyName
 from claim_phases.tenancy import Park, Restore, RestoreAhead
 from tests.model.invariants import BEYOND_THE_KEY
-from tests.model.records import Agent, Scan, is_first
-from tests.model.world import LIMITS, Action, World
+from tests.model.records import LIMITS, Agent, Scan, is_first
+from tests.model.world import Action, World
 
 Key = tuple[Any, ...]
 

@@ -16,8 +16,6 @@ from typing import Self, TypeVar, cast
 
 from claim_phases.events import (
     Arm,
-    Condition,
-    ConditionKind,
     Connected,
     Discard,
     Effect,
@@ -31,7 +29,6 @@ from claim_phases.events import (
     Lost,
     Measure,
     Measured,
-    PhaseChanged,
     Resumed,
     Said,
     Send,
@@ -47,22 +44,18 @@ from claim_phases.messages import (
     ArbiterMessage,
     Granted,
     Hello,
-    Release,
     Released,
     TenantMessage,
-    TurnLost,
-    Yield,
 )
 from claim_phases.node import Device, Job, Membership, Node, Tenant
-from claim_phases.phases import ASIDE, TURN, Phase
-from claim_phases.policies import AGING_S, PolicyName
+from claim_phases.phases import Phase
 from claim_phases.tenancy import Act, Answer, Park, Restore, RestoreAhead, Say, Shut, Tenancy
-from claim_phases.turns import Limits, Turns
+from claim_phases.turns import Turns
 from claim_phases.verdicts import WHOLE, causes
 from tests.model.invariants import INVARIANTS, Invariant, Violation, decisions
-from tests.model.records import Agent, Scan, Spec, TenantSpec, Truth
+from tests.model.records import LIMITS, Agent, Scan, Spec, TenantSpec, Truth
+from tests.model.steps import Step
 
-LIMITS = Limits()
 STEPS_AT_ONCE = 100
 """More steps than this from one event, without a timer in between, are a loop."""
 
@@ -119,8 +112,6 @@ class World:
         self._lent = True  # the node is also what is stored, or a clone's: a step takes a copy
         self._shared: set[str] = set()  # tenants whose agents a clone has too
         self._crash_in = -1
-        self._beyond: dict[str, int] = {}  # what each might hold without a turn, by then
-        self._truth: Truth | None = None  # what the measurement that is being taken in saw
 
     @property
     def node(self) -> Node:
@@ -217,22 +208,14 @@ class World:
             self._lent, self.turns = False, self.machine(_copy_node(self.node))
         assert self.turns is not None
         node = self.turns.node
-        epochs, phases, begun, self._beyond = {}, {}, set(), {}
-        for name, tenant in node.tenants.items():
-            epochs[name], phases[name] = tenant.epoch, tenant.phase
-            self._beyond[name] = tenant.beyond
-            if tenant.ahead:
-                begun.add(name)
+        epochs = {name: tenant.epoch for name, tenant in node.tenants.items()}
+        step = Step.of(self, event, truth)
         stale = self._stale(event)
         before = decisions(node) if stale else None
-        queue = tuple(node.queue)
-        self._truth = truth
         effects = self.turns.step(event, self.now)
         if stale and decisions(node) != before:
             raise Violation(f"no message of an older epoch changes anything: {event} did")
-        self._check_order(queue, begun)
-        self._check_loss(event, effects, phases)
-        self._check_told(effects, phases)
+        step.check(effects)
         stores = any(isinstance(effect, Send | Tell) for effect in effects)
         self._crash_point()
         if stores and not self.sends_first:
@@ -317,139 +300,6 @@ class World:
         agent.said = ()
 
     # -- what must always be true ---------------------------------------------------------------
-
-    def _check_told(self, effects: list[Effect], phases: dict[str, Phase]) -> None:
-        for effect in effects:
-            if isinstance(effect, Tell):
-                match effect.what:
-                    case PhaseChanged(name, before, after):
-                        if (before, after) == (Phase.WAITING, Phase.RESTORING):
-                            self._check_grant(name, phases)
-                        phases[name] = after if after is not None else Phase.PARKED
-                    case Condition(kind, message, str(name), str()) if kind in (
-                        ConditionKind.FAULTED,
-                        ConditionKind.INTRUDER,
-                    ):
-                        self._check_blame(name, message)
-                    case Condition(ConditionKind.NO_ROOM, message, str(name)) if (
-                        "could not park" in message and name not in self._seen().cramped
-                    ):
-                        raise Violation(f"{name} could park, and is refused: {message}")
-                    case _:
-                        pass
-
-    def _check_grant(self, name: str, phases: dict[str, Phase]) -> None:
-        """None is Running until the former's memory is measured free or its processes are dead."""
-        seen = self._truth
-        if seen is None:
-            raise Violation(f"{name} was granted without a measurement")
-        spec = self.agents[name].spec
-        granted = self.agents[name]
-        own = granted.held + min(granted.extra, seen.extras[name])
-        life = (name, self.node.tenants[name].who.incarnation)
-        # Of its host memory a newer reading may have told than that of the devices.
-        if name in seen.cramped and not granted.can_park and life not in self.ran:
-            raise Violation(f"{name} was granted its first turn, and could not park again")
-        for device in spec.devices:
-            if device in seen.broken:
-                raise Violation(f"{name} was granted {device}, which could not be measured")
-            limit = own if self._beyond.get(name) else spec.residual
-            for other in self.node.on(device):
-                if other.name == name:
-                    continue
-                phase = phases.get(other.name, Phase.PARKED)
-                resident = phase is Phase.YIELDED and other.who.need is not None
-                if not resident and phase not in ASIDE:
-                    raise Violation(f"{name} was granted beside {other.name}, {phase} on {device}")
-                agent = self.agents[other.name]
-                # One that kept some may be told, later in this step, to give it up.
-                beyond = max(other.beyond, self._beyond.get(other.name, 0))
-                may_hold = (other.who.need or 0) if resident else other.residual + beyond
-                limit += may_hold
-                if agent.honest and agent.alive and agent.held > may_hold:
-                    raise Violation(
-                        f"{name} was granted while {other.name}, {phase}, holds {agent.held} of "
-                        f"{device}"
-                    )
-            used = self._held_since(seen, device)
-            if used > limit:
-                raise Violation(
-                    f"{name} was granted where {used} of {device} are in use and {limit} allowed"
-                )
-
-    def _check_order(self, before: tuple[str, ...], begun: set[str]) -> None:
-        """The head of the queue reserves its devices: served first, or nobody is on them.
-
-        Who has begun to restore ahead of its turn comes before all.
-        """
-        node = self.node
-        for index, name in enumerate(before):
-            if (
-                name in node.queue
-                or name in begun
-                or name not in node.tenants
-                or node.tenants[name].phase not in TURN
-            ):
-                continue
-            for place, first in enumerate(before):
-                if first not in node.queue or node.failed(node.tenants[first]):
-                    continue
-                comes_first = self._comes_first(
-                    node.tenants[first], node.tenants[name], earlier=place < index
-                )
-                if comes_first and node.tenants[first] in node.beside(node.tenants[name]):
-                    raise Violation(f"{name} was granted before {first}, which came first")
-
-    def _comes_first(self, one: Tenant, other: Tenant, *, earlier: bool) -> bool:
-        """Who is first of two by one policy, unless that is a job's time; or does not harvest."""
-        first, second = one.who.objectives, other.who.objectives
-        if first.policy is second.policy and first.policy in (PolicyName.FIFO, PolicyName.HARVEST):
-            return earlier
-        waited = [self.now - each.asked_at for each in (one, other)]
-        if max(waited) >= LIMITS.patience_s:
-            return False
-        if first.policy is second.policy is PolicyName.PRIORITY:
-            mine, its = (
-                each.priority + waited_s // AGING_S
-                for each, waited_s in zip((first, second), waited, strict=True)
-            )
-            return mine > its or (mine == its and earlier)
-        return second.harvests and not first.harvests
-
-    def _check_loss(self, event: Event, effects: list[Effect], phases: dict[str, Phase]) -> None:
-        """A tenant whose turn was taken learns it at its next call."""
-        match event:
-            case Said(name, Yield(epoch)) if phases.get(name) is Phase.FAULTED:
-                agent = self.agents[name]
-                told = [e.message for e in effects if isinstance(e, Send) and e.tenant == name]
-                if (
-                    agent.tenancy.leaving
-                    and epoch == self.node.tenants[name].epoch
-                    and not any(isinstance(message, TurnLost | Release) for message in told)
-                ):
-                    raise Violation(f"{name} yields a turn that was taken, and is not told")
-            case _:
-                pass
-
-    def _held_since(self, seen: Truth, device: str) -> int:
-        """What is in use, without that which strangers and intruders took after the reading."""
-        used = min(seen.strangers.get(device, 0), self.strangers.get(device, 0))
-        for agent in self.agents.values():
-            if device in agent.spec.devices:
-                used += agent.held + min(agent.extra, seen.extras[agent.name])
-        return used
-
-    def _check_blame(self, name: str, message: str) -> None:
-        """No tenant is blamed for memory of others: it holds more than its budget itself."""
-        seen = self._seen()
-        held = max(seen.tenants[name, d] for d in self.agents[name].spec.devices)
-        tenant = self.node.tenants.get(name)
-        if held <= (tenant.budget if tenant is not None else 0):
-            raise Violation(f"blamed for what others hold: {message}")
-
-    def _seen(self) -> Truth:
-        assert self._truth is not None
-        return self._truth
 
     def check(self, invariants: Sequence[Invariant] = INVARIANTS) -> None:
         """What must be true between two steps."""
