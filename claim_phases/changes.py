@@ -99,7 +99,7 @@ class Changes:
         tenant.parked = False
         tenant.ran = True
         tenant.fault = ""
-        tenant.faulty, tenant.refused = 0, 0
+        tenant.faulty, tenant.refused, tenant.steps = 0, 0, ()
         tenant.back_at = tenant.wanted_at = 0.0
         jobs.begins(self.node, tenant)
         self.move(tenant, signal)
@@ -154,7 +154,7 @@ class Changes:
     def free(self, tenant: Tenant) -> None:
         """The tenant's memory is measured to be back."""
         tenant.fault = ""
-        tenant.faulty = 0
+        tenant.faulty, tenant.steps = 0, ()
         if tenant.frozen is None:
             tenant.rung = 0  # else it has not left by itself, and the ladder goes on from here
         self.move(tenant, Signal.FREE)

@@ -34,6 +34,8 @@ class Faults:
             self._do.arm_ladder(tenant)
             return
         tenant.rung = min(tenant.rung + 1, len(tenant.who.ladder))
+        if rung.step not in tenant.steps:
+            tenant.steps = (*tenant.steps, rung.step)
         fault = tenant.fault
         match rung.step:
             case Step.ASK if tenant.frozen is not None:

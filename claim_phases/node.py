@@ -8,12 +8,12 @@ from claim_phases.phases import ASIDE, Phase
 from claim_phases.policies import Objectives, PolicyName
 from claim_phases.residuals import Trend
 
-STATE_VERSION = 5
-READ_VERSIONS = (1, 2, 3, 4, 5)
+STATE_VERSION = 6
+READ_VERSIONS = (1, 2, 3, 4, 5, 6)
 """Version 1 has no times and no objectives, 2 nothing of restoring ahead, no failed devices and no
-trends of residuals, 3 nothing of what is kept, 4 of what is frozen: what one lacks is as at the
-beginning. Version 2 does not know what parking takes of the host: nothing is asked of who was there
-before."""
+trends of residuals, 3 nothing of what is kept, 4 of what is frozen, 5 does not tell the steps about
+the present fault from those before: what one lacks is as at the beginning. Version 2 does not know
+what parking takes of the host: nothing is asked of who was there before."""
 
 _R = TypeVar("_R")
 
@@ -69,13 +69,13 @@ class Tenant:
     about such words while it releases. `parked`: it gave back its newest turn by its own word.
     `frozen`: its processes stand still, and so many bytes that they held are on the host (None:
     they run); `thawing`: the life of it that is being thawed, empty when none is. `fault` stays
-    until its memory is measured to be back; `rung`: how many steps of its ladder were taken
-    meanwhile. `taken` is the newest epoch that was taken from it. CLOCK_MONOTONIC: `asked_at` is
-    when it began to wait, `wanted_at` when it was first told to leave its present turn (0.0: it was
-    not), `back_at` when it will want a turn again, by its own word. `pieces`: it can park and
-    restore in pieces. Bytes on each device, beyond its residual budget: `ahead` is what it was
-    given room for ahead of its turn, `kept` what it may keep from the one before. `ran`: it had a
-    turn in this life, or room, or was frozen.
+    until its memory is measured to be back; `steps`: those of its ladder that were taken about it;
+    `rung`: how many were, with those before it was frozen and went on. `taken` is the newest epoch
+    that was taken from it. CLOCK_MONOTONIC: `asked_at` is when it began to wait, `wanted_at` when
+    it was first told to leave its present turn (0.0: it was not), `back_at` when it will want a
+    turn again, by its own word. `pieces`: it can park and restore in pieces. Bytes on each device,
+    beyond its residual budget: `ahead` is what it was given room for ahead of its turn, `kept` what
+    it may keep from the one before. `ran`: it had a turn in this life, or room, or was frozen.
 
     `residuals` is the trend of what it keeps on each device while parked, in this life; `sampled`
     is the epoch of the newest turn whose park is in it; `growing`: it was told that it grows.
@@ -106,6 +106,7 @@ class Tenant:
     fault: str = ""
     faulty: int = 0
     rung: int = 0
+    steps: tuple[Step, ...] = ()
     taken: int = 0
     taken_why: str = ""
     pieces: bool = False
@@ -132,12 +133,6 @@ class Tenant:
             return ladder[self.rung]
         again = [rung for rung in reversed(ladder) if rung.step in (Step.CHECKPOINT, Step.KILL)]
         return max(again, key=lambda rung: rung.step is Step.KILL, default=None)
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """Those of the ladder that were taken about its present fault."""
-        taken = self.who.ladder[: self.rung] if self.faulty else ()
-        return tuple(rung.step for rung in taken)
 
     @property
     def takes(self) -> int:
@@ -262,7 +257,7 @@ class Node:
             if version == 1:
                 data = _of_version_1(data)
             if version < STATE_VERSION:
-                data = _of_version_4(data)
+                data = _of_version_5(data)
             node = cls(
                 boot_id=data["boot_id"],
                 devices={name: _record(Device, raw) for name, raw in data["devices"].items()},
@@ -306,13 +301,16 @@ def _of_version_1(data: dict[str, Any]) -> dict[str, Any]:
     return {"jobs": {}, "at": 0.0} | data | {"tenants": tenants}
 
 
-def _of_version_4(data: dict[str, Any]) -> dict[str, Any]:
-    """Of that version or one of the two before it."""
+def _of_version_5(data: dict[str, Any]) -> dict[str, Any]:
+    """Of that version or one of the three before it."""
     lacks: dict[str, Any] = {"pieces": False, "ahead": 0, "kept": 0, "freed": 0, "ran": True}
     lacks |= {"sampled": 0, "growing": False, "residuals": {}, "frozen": None, "thawing": ""}
     lacks |= {"refused": 0}
     tenants = {
-        name: lacks | raw | {"who": {"host": None} | raw["who"]}
+        name: lacks
+        | raw
+        | {"who": {"host": None} | raw["who"]}
+        | {"steps": [step for step, _ in raw["who"]["ladder"][: raw["rung"]] if raw["faulty"]]}
         for name, raw in data["tenants"].items()
     }
     devices = {name: {"failed": ""} | raw for name, raw in data["devices"].items()}
@@ -338,5 +336,10 @@ def _tenant(raw: dict[str, Any]) -> Tenant:
         name: _record(Trend, {**one, "recent": tuple(one["recent"]), "life": tuple(one["life"])})
         for name, one in raw["residuals"].items()
     }
-    phase = Phase(raw["phase"])
-    return _record(Tenant, {**raw, "who": membership, "phase": phase, "residuals": residuals})
+    parsed = {
+        "who": membership,
+        "phase": Phase(raw["phase"]),
+        "steps": tuple(map(Step, raw["steps"])),
+        "residuals": residuals,
+    }
+    return _record(Tenant, {**raw, **parsed})

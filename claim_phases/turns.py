@@ -207,7 +207,7 @@ class Turns:
         tenant.gone = True
         if tenant.name in self.node.queue:
             self.node.queue.remove(tenant.name)
-        tenant.faulty = tenant.rung = 0
+        tenant.faulty, tenant.rung, tenant.steps = 0, 0, ()
         if tenant.frozen is not None:
             self._do.discard(tenant)
         self._do.move(tenant, Signal.GONE)

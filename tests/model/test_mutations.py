@@ -527,9 +527,9 @@ class KeepsSteps(Mutant):
         free = self._do.free
 
         def keeping(tenant: Tenant) -> None:
-            steps = tenant.faulty, tenant.rung
+            kept = tenant.faulty, tenant.rung, tenant.steps
             free(tenant)
-            tenant.faulty, tenant.rung = steps
+            tenant.faulty, tenant.rung, tenant.steps = kept
 
         self._do.free = keeping  # type: ignore[method-assign]
 

@@ -199,6 +199,20 @@ def test_one_that_hangs_again_is_frozen_again() -> None:
     assert it.phase("rollout") is Phase.RESTORING
 
 
+def test_a_later_fault_has_steps_of_its_own() -> None:
+    """What was done about the one before is not done again at once, nor after a restart."""
+    it = frozen(Rung(Step.TAINT_NO_SCHEDULE, 1.0), CHECKPOINT, Rung(Step.EVICT, 30.0))
+    granted(it)
+    thaw(it)
+    hangs(it)
+    it.restart()
+    assert it.tenant("trainer").steps == ()
+    assert not tainted(it.node)
+    assert it.frozen == []
+    it.wait(30.0)
+    assert it.tenant("trainer").steps == (Step.EVICT,)
+
+
 @pytest.mark.parametrize("thawed", [True, False])
 def test_one_that_left_by_itself_meanwhile_goes_on_at_once_or_is_at_fault(*, thawed: bool) -> None:
     it = hung()

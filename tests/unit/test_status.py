@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from claim_phases.escalation import Rung, Step
+from claim_phases.escalation import Step
 from claim_phases.events import Condition, ConditionKind
 from claim_phases.node import Device, Membership, Node, Tenant
 from claim_phases.phases import Phase
@@ -51,16 +51,14 @@ def test_a_claim_tells_phases_holder_and_epoch() -> None:
 def test_a_claim_names_the_pod_that_is_to_be_evicted() -> None:
     about = node(Phase.FAULTED, Phase.WAITING)
     trainer = about.tenants["team-a/trainer"]
-    ladder = (Rung(Step.ASK, 1.0), Rung(Step.EVICT, 1.0))
-    trainer.who, trainer.faulty = replace(trainer.who, ladder=ladder), 1
-    trainer.rung = 1
+    trainer.steps = (Step.ASK,)
 
     def evict() -> list[str | None]:
         (device,) = claim_status(CLAIM, about, NOW, None)["status"]["devices"]
         return [tenant.get("evict") for tenant in device["data"]["tenants"]]
 
     assert evict() == [None, None]
-    trainer.rung = 2
+    trainer.steps = (Step.ASK, Step.EVICT)
     assert evict() == [None, "uid-trainer"]
 
 

@@ -1977,16 +1977,28 @@ def snapshot() -> dict[str, Any]:
     return stored
 
 
-@pytest.mark.parametrize("version", [None, 0, 6, "5"])
+@pytest.mark.parametrize("version", [None, 0, 7, "6"])
 def test_a_snapshot_of_another_version_is_refused(version: object) -> None:
-    with pytest.raises(ValueError, match=rf"state version {version}, this arbiter reads 5"):
+    with pytest.raises(ValueError, match=rf"state version {version}, this arbiter reads 6"):
         Node.from_json({**snapshot(), "state_version": version})
+
+
+def test_a_snapshot_of_version_5_is_read() -> None:
+    """What was done about a fault by then is known: no step of its ladder is repeated."""
+    data = snapshot() | {"state_version": 5}
+    for name, faulty in (("trainer", 7), ("rollout", 0)):
+        tenant = data["tenants"][name]
+        tenant |= {"rung": 1, "faulty": faulty}
+        tenant["who"]["ladder"] = [["evict", 30.0], ["kill", 60.0]]
+        del tenant["steps"]
+    read = Node.from_json(data).tenants
+    assert (read["trainer"].steps, read["rollout"].steps) == ((Step.EVICT,), ())
 
 
 def test_a_snapshot_of_version_4_is_read() -> None:
     data = snapshot() | {"state_version": 4}
     for tenant in data["tenants"].values():
-        for key in ("frozen", "thawing", "refused"):
+        for key in ("frozen", "thawing", "refused", "steps"):
             del tenant[key]
     assert Node.from_json(data) == Node.from_json(snapshot())
 
@@ -1998,6 +2010,7 @@ def test_a_snapshot_of_version_2_is_read() -> None:
     for tenant in data["tenants"].values():
         for key in ("kept", "sampled", "growing", "residuals", "frozen", "thawing", "refused"):
             del tenant[key]
+        del tenant["steps"]
     assert Node.from_json(data) == Node.from_json(snapshot())
 
 
