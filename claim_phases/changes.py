@@ -110,7 +110,12 @@ class Changes:
     def await_session(self, tenant: Tenant) -> None:
         """Bound the time that a tenant may be without a session, from now on."""
         tenant.lost = self.node.seq
-        self.arm(TimerKind.LEASE, tenant.name, tenant.lost, self._limits.lease_s)
+        self.arm(TimerKind.LEASE, tenant.name, tenant.lost, self.lease_s(tenant))
+
+    def lease_s(self, tenant: Tenant) -> float:
+        """The time that a tenant may be without a session."""
+        own = tenant.who.objectives.lease_s
+        return self._limits.lease_s if own is None else own
 
     def make_room(self, tenant: Tenant, size: int) -> None:
         """Let a waiting tenant restore so much ahead of its turn. An epoch fences that."""

@@ -11,9 +11,10 @@ from claim_phases.residuals import Trend
 STATE_VERSION = 6
 READ_VERSIONS = (1, 2, 3, 4, 5, 6)
 """Version 1 has no times and no objectives, 2 nothing of restoring ahead, no failed devices and no
-trends of residuals, 3 nothing of what is kept, 4 of what is frozen, 5 does not tell the steps about
-the present fault from those before: what one lacks is as at the beginning. Version 2 does not know
-what parking takes of the host: nothing is asked of who was there before."""
+trends of residuals, 3 nothing of what is kept, 4 of what is frozen, 5 no leases of tenants, and it
+does not tell the steps about the present fault from those before: what one lacks is as at the
+beginning. Version 2 does not know what parking takes of the host: nothing is asked of who was there
+before."""
 
 _R = TypeVar("_R")
 
@@ -309,8 +310,12 @@ def _of_version_5(data: dict[str, Any]) -> dict[str, Any]:
     tenants = {
         name: lacks
         | raw
-        | {"who": {"host": None} | raw["who"]}
-        | {"steps": [step for step, _ in raw["who"]["ladder"][: raw["rung"]] if raw["faulty"]]}
+        | {
+            "who": {"host": None}
+            | raw["who"]
+            | {"objectives": {"lease_s": None} | raw["who"]["objectives"]},
+            "steps": [step for step, _ in raw["who"]["ladder"][: raw["rung"]] if raw["faulty"]],
+        }
         for name, raw in data["tenants"].items()
     }
     devices = {name: {"failed": ""} | raw for name, raw in data["devices"].items()}

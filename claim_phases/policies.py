@@ -32,7 +32,8 @@ class Objectives:
 
     `weight`: its share of the time of turns under `fair`. `priority`: higher is sooner.
     `slowdown`: the bound that it aims at, its time over the time that it would take alone.
-    `leave_s`: from being told that others wait until the turn is taken, None: never.
+    `leave_s`: from being told that others wait until the turn is taken, None: never. `lease_s`: how
+    long a session may be lost until the turn is taken, None: as long as the node says.
     """
 
     policy: PolicyName = PolicyName.FIFO
@@ -40,6 +41,7 @@ class Objectives:
     priority: int = 0
     slowdown: float = 1.2
     leave_s: float | None = None
+    lease_s: float | None = None
 
     @property
     def harvests(self) -> bool:

@@ -188,10 +188,11 @@ class Turns:
             return
         if tenant.phase in (Phase.PARKED, Phase.VERIFYING, Phase.FAULTED):
             return
+        lease_s = self._do.lease_s(tenant)
         self._do.tell(
             ConditionKind.SESSION_LOST,
-            f"{tenant.name} lost its session for {self._limits.lease_s:g} s while {tenant.phase} "
-            f"in epoch {tenant.epoch}, and its processes live: its turn is taken",
+            f"{tenant.name} lost its session for {lease_s:g} s while {tenant.phase} in epoch "
+            f"{tenant.epoch}, and its processes live: its turn is taken",
             tenant.name,
         )
         self._do.take(tenant, Signal.LAPSE, reason)

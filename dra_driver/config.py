@@ -56,6 +56,7 @@ class ClassTurnsConfig(Strict):
     `policy` is that of claims that choose none, `policies` what they may choose instead (`harvest`
     always), `weight` and `priority` the most that they may ask for. `leaveSeconds`: from being told
     that others wait until the turn is taken; without it only those that harvest have a bound.
+    `leaseSeconds`: how long a session may be lost until the turn is taken; the driver's else.
     """
 
     policy: Policy = PolicyName.FIFO
@@ -63,6 +64,7 @@ class ClassTurnsConfig(Strict):
     weight: Weight = 1.0
     priority: Priority = 0
     leaveSeconds: Seconds | None = None  # noqa: N815
+    leaseSeconds: Seconds | None = None  # noqa: N815
 
 
 class StepConfig(Strict):
@@ -196,6 +198,7 @@ def _objectives(claim: TurnsConfig, limits: ClassTurnsConfig) -> Objectives:
         min(0, limits.priority) if claim.priority is None else claim.priority,
         claim.slowdown,
         limits.leaveSeconds or (HARVEST_LEAVES_S if harvests else None),
+        limits.leaseSeconds,
     )
 
 

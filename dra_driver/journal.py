@@ -3,6 +3,7 @@
 Turns must survive the driver and need not survive the machine, so nothing here waits for a disk.
 Each line is `<crc32 in hex> <JSON>`. A torn last line is a record whose commands never left (the
 arbiter stores before it sends), so the one before it counts; any other damage stops the arbiter.
+`turns.kept` beside it names the boot in which it was begun: one that is gone since is damage too.
 """
 
 import json
@@ -11,10 +12,12 @@ import zlib
 from pathlib import Path
 from typing import Any, Self
 
+from dra_driver.layout import replace_file
+
 COMPACT_AT = 1 << 20
 """Bytes after which the file is begun anew with the newest record alone."""
 
-_REMEDY = "end the tenants of this node, then remove the file"
+_REMEDY = "end the tenants of this node, then remove the files turns.* there"
 
 
 class JournalError(Exception):
@@ -93,6 +96,31 @@ def read(path: Path) -> dict[str, Any] | None:
     if newest is None:
         raise JournalError(f"{path}: {len(torn)} bytes and no whole record: {_REMEDY}")
     return newest
+
+
+def keep(path: Path, boot_id: str) -> None:
+    """From now on the journal must be there until the machine is started again. JournalError."""
+    mark = path.with_suffix(".kept")
+    try:
+        replace_file(mark, boot_id.encode())
+    except OSError as exc:
+        raise JournalError(
+            f"{mark}: that there is a journal cannot be stored ({exc.strerror}): make room for it"
+        ) from exc
+
+
+def check_gone(path: Path, boot_id: str) -> None:
+    """There is no journal: raise JournalError where there must be one."""
+    try:
+        kept = path.with_suffix(".kept").read_bytes()
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise JournalError(f"{exc.filename} cannot be read ({exc.strerror}): make it so") from exc
+    if kept == boot_id.encode():
+        raise JournalError(
+            f"{path} is gone, and turns were arbitrated here since the node was started: {_REMEDY}"
+        )
 
 
 def _write(fd: int, line: bytes) -> None:

@@ -67,6 +67,8 @@ def load_node(path: Path, devices: Mapping[str, Device], boot_id: str) -> Node:
         if node.boot_id == boot_id:
             return _with_devices(node, devices)
         path.replace(path.with_suffix(".before-reboot"))
+    else:
+        journal.check_gone(path, boot_id)
     return _with_devices(Node(boot_id, {}), devices)
 
 
@@ -113,6 +115,7 @@ def opened(
         path = directory / "turns.journal"
         node = load_node(path, devices, boot_id)
         with journal_type(path, node.to_json()) as store:
+            journal.keep(path, boot_id)
             yield State(node, store, directory)
 
 

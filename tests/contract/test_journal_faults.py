@@ -66,16 +66,21 @@ def of_the_future(path: Path) -> None:
     path.write_bytes(b"%08x %s\n" % (zlib.crc32(body), body))
 
 
+def gone(path: Path) -> None:
+    path.unlink()
+
+
 def no_file(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
 
 SAYS: dict[Callable[[Path], None], str] = {
-    cut: "20 bytes and no whole record: end the tenants of this node, then remove the file",
+    cut: "20 bytes and no whole record: end the tenants of this node, then remove the files turns",
     emptied: "0 bytes and no whole record: end the tenants of this node",
-    flipped: "is damaged: end the tenants of this node, then remove the file",
+    flipped: "is damaged: end the tenants of this node, then remove the files turns.*",
     of_the_future: f"state version 99, this arbiter reads {STATE_VERSION}: run the arbiter that",
+    gone: "is gone, and turns were arbitrated here since the node was started: end the tenants",
     no_file: "cannot be read (Is a directory): make it readable",
 }
 

@@ -75,6 +75,7 @@ def test_the_class_chooses_the_policy_and_a_claim_another_where_it_may() -> None
     assert turns({}, {}) == Objectives()
     assert turns({}, fair) == Objectives(PolicyName.FAIR, leave_s=30.0)
     assert turns({"weight": 1.5}, fair).weight == 1.5
+    assert turns({}, {"leaseSeconds": 60.0}) == Objectives(lease_s=60.0)
     assert turns({"policy": "harvest"}, {}) == Objectives(PolicyName.HARVEST, leave_s=10.0)
     allowed = {"policies": ["slowdown"], "priority": -1}
     chosen = turns({"policy": "slowdown", "slowdown": 1.5}, allowed)
@@ -93,6 +94,7 @@ def test_the_class_chooses_the_policy_and_a_claim_another_where_it_may() -> None
         ({"priority": 1}, "turns.priority: 1, the DeviceClass allows 0"),
         ({"slowdown": 0.9}, "turns.slowdown: "),
         ({"leaveSeconds": 1}, "turns.leaveSeconds: unknown key"),
+        ({"leaseSeconds": 1}, "turns.leaseSeconds: unknown key"),
     ],
 )
 def test_a_claims_turns_stay_within_what_the_class_allows(

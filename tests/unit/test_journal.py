@@ -225,6 +225,27 @@ def test_a_stored_node_goes_on(path: Path) -> None:
     assert loaded(path) == node
 
 
+def test_a_journal_that_is_gone_is_no_new_node(path: Path) -> None:
+    """Whoever computes on the device still would be taken for what was there at first."""
+    written(path, Node(BOOT, {}).to_json())
+    journal.keep(path, BOOT)
+    assert loaded(path).epoch == 0
+    path.unlink()
+    with pytest.raises(JournalError) as told:
+        loaded(path)
+    assert str(told.value) == (
+        f"{path} is gone, and turns were arbitrated here since the node was started: end the "
+        f"tenants of this node, then remove the files turns.* there"
+    )
+    assert loaded(path, "another-boot").epoch == 0
+
+
+def test_a_journal_that_cannot_be_vouched_for_is_not_begun(tmp_path: Path) -> None:
+    (tmp_path / "turns.kept").mkdir()
+    with pytest.raises(JournalError, match=r"turns\.kept: .* cannot be stored \(Is a directory\)"):
+        journal.keep(tmp_path / "turns.journal", BOOT)
+
+
 def test_a_reboot_ends_every_tenant_and_keeps_the_old_journal(path: Path) -> None:
     content = written(path, Node("another-boot", {}, epoch=41).to_json())
     assert loaded(path).epoch == 0

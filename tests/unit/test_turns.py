@@ -64,6 +64,7 @@ from claim_phases.messages import (
 )
 from claim_phases.node import Device, Membership, Node, Tenant
 from claim_phases.phases import TURN, Phase
+from claim_phases.policies import Objectives
 from claim_phases.taints import Reason, Taint, TaintEffect, tainted
 from claim_phases.turns import Limits, Turns
 
@@ -897,6 +898,19 @@ def test_a_lease_counts_from_the_newest_loss() -> None:
     it.step(Lost("rollout"))
     it.wait(8)
     assert it.phase("rollout") is Phase.RUNNING
+
+
+def test_a_tenants_own_lease_comes_before_the_nodes() -> None:
+    patient = replace(ROLLOUT, objectives=Objectives(lease_s=60.0))
+    it = scene(patient, TRAINER)
+    it.run("rollout")
+    it.step(Lost("rollout"))
+    it.wait(59.9)
+    assert it.phase("rollout") is Phase.RUNNING
+    it.wait(0.2)
+    assert it.phase("rollout") is Phase.FAULTED
+    lost, _ = it.conditions()
+    assert lost.message.startswith("rollout lost its session for 60 s while Running in epoch 1")
 
 
 def test_a_lapsed_lease_takes_the_turn_and_the_next_word_tells() -> None:
@@ -1990,7 +2004,7 @@ def test_a_snapshot_of_version_5_is_read() -> None:
         tenant = data["tenants"][name]
         tenant |= {"rung": 1, "faulty": faulty}
         tenant["who"]["ladder"] = [["evict", 30.0], ["kill", 60.0]]
-        del tenant["steps"]
+        del tenant["steps"], tenant["who"]["objectives"]["lease_s"]
     read = Node.from_json(data).tenants
     assert (read["trainer"].steps, read["rollout"].steps) == ((Step.EVICT,), ())
 
