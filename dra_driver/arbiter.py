@@ -116,7 +116,7 @@ class Arbiter(TurnsServicer):
     """Carries out the effects of one node's machine of turns.
 
     `listener` is told what people are told, within the step: it must only take note. What is kept
-    of tenants that are frozen is in `frozen_under`, a private directory.
+    of tenants that are frozen is in `frozen_under` (`dra_driver.freezer`).
 
     `stopped` is done when it decides no more: after `close`, or with what made it end.
     """

@@ -19,6 +19,7 @@ from claim_phases.events import Frozen, Thawed
 from claim_phases.node import Membership, Node
 from claim_phases.verdicts import WHOLE
 from dra_driver.devices import Device, DeviceError, NoRoom
+from dra_driver.peers import private_directory
 from dra_driver.processes import RegistryError
 from dra_driver.roster import Roster
 
@@ -46,8 +47,8 @@ class _Outcome(Generic[_T]):
 class Freezer:
     """Each coroutine does what one effect of the machine asks for, and gives the `answer` to it.
 
-    What is kept of those that are frozen lies under `folder`, which is made when it is needed. The
-    machine's `node` is read for what became of a life meanwhile.
+    What is kept of those that are frozen lies under `folder`, which is made when it is needed, for
+    this user alone. The machine's `node` is read for what became of a life meanwhile.
     """
 
     def __init__(
@@ -115,10 +116,9 @@ class Freezer:
         async with self._in_order(who) as folder:
             if self._node.life(who) is None:
                 return
-            settle = self._devices[who.devices[0]].settle
-            outcome = await self._try(f"settling {who.tenant}", settle, folder)
+            outcome = await self._try(f"settling {who.tenant}", self._settle_one, who, folder)
         if outcome.problem:
-            log.error("%s", outcome.problem)
+            log.error("%s is neither frozen nor goes on: %s", who.tenant, outcome.problem)
             self._answer(Thawed(who.tenant, who.incarnation, outcome.problem))
         elif outcome.answer is None:
             self._answer(Thawed(who.tenant, who.incarnation))
@@ -141,7 +141,15 @@ class Freezer:
             os.close(part.pidfd)
         if not parts:
             raise _Overtaken("its processes have ended")
+        try:
+            for made in (self._folder.parent, self._folder):
+                private_directory(made)
+        except OSError as exc:
+            raise DeviceError(f"{exc.filename}: {exc.strerror}: make room for it") from exc
         return self._devices[who.devices[0]].freeze(of_tenant, folder)
+
+    def _settle_one(self, who: Membership, folder: Path) -> int | None:
+        return self._devices[who.devices[0]].settle(folder)
 
     def _thaw(self, who: Membership, folder: Path) -> None:
         for name in who.devices:
@@ -153,10 +161,9 @@ class Freezer:
 
     async def _discard(self, folder: Path, devices: Collection[str]) -> None:
         for name in devices:
-            try:
-                await self._in_thread(self._devices[name].discard, folder)
-            except DeviceError as exc:
-                log.error("%s", exc)
+            outcome = await self._try("discarding", self._devices[name].discard, folder)
+            if outcome.problem:
+                log.error("%s", outcome.problem)
 
     @asynccontextmanager
     async def _in_order(self, who: Membership) -> AsyncIterator[Path]:
@@ -172,12 +179,10 @@ class Freezer:
 
     async def _try(self, what: str, work: Callable[..., _T], *arguments: object) -> _Outcome[_T]:
         try:
-            return _Outcome(await self._in_thread(work, *arguments))
+            loop = asyncio.get_running_loop()
+            return _Outcome(await loop.run_in_executor(self._copying, work, *arguments))
         except (DeviceError, RegistryError, _Overtaken) as exc:
             return _Outcome(None, str(exc), isinstance(exc, NoRoom))
         except Exception as exc:
             log.exception("%s broke", what)
             return _Outcome(None, f"{exc!r}: see the driver's log")
-
-    async def _in_thread(self, work: Callable[..., _T], *arguments: object) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._copying, work, *arguments)

@@ -130,7 +130,7 @@ class Running:
 
 def _of_this_boot(folder: Path, boot_id: str) -> Path:
     """What was frozen before the node was started has ended with that."""
-    for other in folder.iterdir():
+    for other in folder.iterdir() if folder.is_dir() else ():
         if other.name != boot_id:
             shutil.rmtree(other, ignore_errors=True)
     return folder / boot_id
@@ -159,7 +159,7 @@ async def arbitrating(
     told = EventLog(events, time.monotonic)
     arbiter = Arbiter(
         *(turns, state.store, dict(devices), census, relay, told, time.monotonic, listener),
-        frozen_under=_of_this_boot(private_directory(frozen), state.node.boot_id),
+        frozen_under=_of_this_boot(frozen, state.node.boot_id),
     )
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_TurnsServicer_to_server(arbiter, server)

@@ -87,7 +87,7 @@ def freeze(of_tenant: Callable[[], Collection[int]], dev: int, folder: Path) -> 
             raise OSError(errno.EBUSY, f"process {pid} began later, and holds memory of it")
         return held
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(exist_ok=True, mode=0o700)
         stopped = _stop_all(of_tenant, folder)
         files = _files(stopped, dev)
         _save(stopped, files, dev, folder)

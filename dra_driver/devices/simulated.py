@@ -37,7 +37,7 @@ class SimulatedDevice:
         return Reading((fs.f_blocks - fs.f_bfree) * fs.f_frsize, fs.f_blocks * fs.f_frsize)
 
     def holders(self) -> dict[int, int]:
-        """Walks /proc: about 2 microseconds a mapping, of which a vLLM process has a thousand."""
+        """Walks /proc: a millisecond or two for a vLLM process, which has a thousand mappings."""
         number = self._number()
         dev = b"%02x:%02x" % (os.major(number), os.minor(number))
         held: dict[int, int] = {}

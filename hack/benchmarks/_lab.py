@@ -252,6 +252,7 @@ def hand_over(here: Node, handovers: int, pause_s: float) -> list[Handover]:
     found = []
     for index, (one, after) in enumerate(itertools.pairwise(turns), start=1):
         if one.waited:
+            assert after.tenant != one.tenant
             again = next(turn for turn in turns[index:] if turn.tenant == one.tenant)
             found.append(Handover(after.began - one.ended, again.park_s, after.restore_s))
     if len(found) != handovers:

@@ -3,18 +3,18 @@
 import asyncio
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from claim_phases.events import Headroom
+from claim_phases.events import Discard, Freeze, Headroom, Kill, Thaw
 from claim_phases.messages import Hello
 from claim_phases.node import Device, Membership, Node, Tenant
 from claim_phases.phases import Phase
 from claim_phases.turns import Limits, Turns
-from dra_driver.arbiter import Arbiter, _Session
+from dra_driver.arbiter import Arbiter, _Life, _Session
 from dra_driver.event_log import EventLog
 from dra_driver.journal import Journal
 from dra_driver.peers import Peer
@@ -139,3 +139,58 @@ async def test_a_tenant_whose_claim_left_the_node_is_not_kept(arbiter: Arbiter) 
     assert not node.tenants[who.tenant].gone
     arbiter.look_again(["gpu-0"])
     assert node.tenants[who.tenant].gone
+
+
+class Recording:
+    """A freezer that only notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+
+    async def freeze(self, who: Membership) -> None:
+        self.asked.append(("freeze", who.tenant))
+
+    async def thaw(self, who: Membership) -> None:
+        self.asked.append(("thaw", who.tenant))
+
+    async def discard(self, tenant: str, incarnation: str, devices: Collection[str]) -> None:
+        self.asked.append(("discard", tenant, incarnation, *devices))
+
+    async def _settle(self) -> None:
+        self.asked.append(("settle",))
+
+    def take_up(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._settle()]
+
+    def close(self) -> None:
+        self.asked.append(("close",))
+
+
+async def test_what_freezes_is_told_all_that_it_must_know(
+    arbiter: Arbiter, roster: Roster, parent: Process
+) -> None:
+    """To freeze, to thaw, and each way in which what is frozen may be nobody's any more."""
+    arbiter._freezer = freezer = Recording()  # type: ignore[assignment]
+    arbiter.start()
+    who = life_of(1)
+    arbiter._turns.node.tenants[who.tenant] = Tenant(who, frozen=7)
+    ended = Part(parent, os.open(os.devnull, os.O_RDONLY))
+    over = ("discard", who.tenant, who.incarnation, "gpu-0")
+    roster.parts = ()
+    arbiter._carry_out(Freeze(who.tenant, who.devices))
+    arbiter._carry_out(Thaw(who.tenant, who.devices))
+    arbiter._carry_out(Discard(who.tenant, who.incarnation, who.devices))
+    arbiter._carry_out(Kill(who.tenant, ()))
+    arbiter._ended(who, _Life(who.incarnation, {parent: ended, process(os.getpid()): ended}), ended)
+    while arbiter._scans:
+        await asyncio.wait(arbiter._scans, timeout=10)
+    arbiter.close()
+    assert freezer.asked == [
+        ("settle",),
+        ("freeze", who.tenant),
+        ("thaw", who.tenant),
+        over,
+        ("discard", who.tenant, who.incarnation),
+        over,
+        ("close",),
+    ]

@@ -66,20 +66,24 @@ def test_copy_compares_with_the_same_by_hand() -> None:
 
 
 def test_overlap_compares_handovers_with_the_copies_that_they_are_made_of() -> None:
-    loose = "overlap.OVERLAPPED_MAX = overlap.SLOWER_MAX = overlap.PART_MAX = 0"
+    names = ("OVERLAPPED", "WAITED", "SLOWER", "GAINED", "PART")
+    loose = "; ".join(f"overlap.{name}_MAX = 0" for name in names)
     result = run("overlap", "--mib", "64", "-n", "2", bounds=loose, status=(1,))
     assert result["simulated"]
     ms, ratio = result["ms"], result["ratio"]
-    assert all(0 < times["fastest"] <= times["p50"] for times in ms.values())
+    assert all(0 < times["p25"] <= times["p50"] for times in ms.values())
     for way in ("after", "ahead", "part"):
         assert ms[way]["n"] == ms[f"longer_{way}"]["n"] == 8
-        assert ms[way]["fastest"] > ms[f"longer_{way}"]["fastest"]
+        assert ms[way]["p50"] > ms[f"longer_{way}"]["p50"]
     assert min(ratio["after"], ratio["ahead"]) > 1, "it lasts at least as long as its copies"
-    assert ratio["slower"] == ms["longer_ahead"]["fastest"] / ms["longer_beside"]["fastest"]
-    assert ratio["part"] == ms["part"]["fastest"] / ms["ahead"]["fastest"]
+    assert ratio["slower"] == ms["longer_ahead"]["p25"] / ms["longer_beside"]["p25"]
+    assert ratio["gained"] == ms["ahead"]["p25"] / ms["after"]["p25"]
+    assert ratio["part"] == ms["part"]["p25"] / ms["ahead"]["p25"]
     assert figures(result, kept=False) == [
         "overlapped handover by its longer copy",
+        "what it waits by its shorter copy",
         "its longer copy by that beside another",
+        "overlapped handover by one without overlap",
         "handover of three quarters by that of all",
     ]
 

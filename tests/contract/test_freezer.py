@@ -115,12 +115,35 @@ async def test_whom_the_freeze_is_not_about_any_more_is_let_be(
     freezer: Freezer, node: Node, device: FakeDevice, told: Told, change: str
 ) -> None:
     """The next life's processes are where those of this one were."""
+    device.may_end = threading.Semaphore(0)
+    former = asyncio.create_task(freezer.freeze(THIS))
+    await begun(device)
+    waiting = asyncio.create_task(freezer.freeze(THIS))
+    await asyncio.sleep(0)
     changes(node.tenants[NAME], change)
-    await freezer.freeze(THIS)
-    (answer,) = told
+    device.may_end.release(2)
+    await asyncio.gather(former, waiting)
+    _, answer = told
     assert isinstance(answer, Frozen)
     assert answer.problem == "it is not at fault any more"
-    assert "freeze" not in device.did
+    assert device.did.count("freeze") == 1
+
+
+async def test_whose_turn_is_over_by_then_is_not_thawed(
+    freezer: Freezer, node: Node, device: FakeDevice, told: Told
+) -> None:
+    """A thaw that comes while the freeze goes on waits for it."""
+    node.tenants[NAME].phase = Phase.RESTORING
+    device.may_end = threading.Semaphore(0)
+    former = asyncio.create_task(freezer.freeze(THIS))
+    await begun(device)
+    waiting = asyncio.create_task(freezer.thaw(THIS))
+    await asyncio.sleep(0)
+    node.tenants[NAME].phase = Phase.FAULTED
+    device.may_end.release(2)
+    await asyncio.gather(former, waiting)
+    assert told[1:] == [Thawed(NAME, THIS.incarnation, "it has no turn any more", later=True)]
+    assert device.did == ["freeze"]
 
 
 @pytest.mark.parametrize("change", ["a next life", "gone"])
@@ -230,6 +253,47 @@ async def test_what_was_left_of_nobody_is_discarded(
     (discarding,) = freezer.take_up()
     await discarding
     assert (told, device.did) == ([], ["discard"])
+
+
+async def test_of_a_life_that_is_over_nothing_is_settled(
+    freezer: Freezer, node: Node, device: FakeDevice, told: Told
+) -> None:
+    """Those that were stopped must not go on."""
+    freezer.folder_of(NAME, THIS.incarnation).mkdir(parents=True)
+    (settling,) = freezer.take_up()
+    node.tenants[NAME].gone = True
+    await settling
+    assert (told, device.did) == ([], ["discard"])
+
+
+async def test_a_copy_under_way_is_waited_for(
+    freezer: Freezer, device: FakeDevice, told: Told
+) -> None:
+    device.may_end = threading.Semaphore(0)
+    freezing = asyncio.create_task(freezer.freeze(THIS))
+    await begun(device)
+    freezer.close()
+    draining = asyncio.create_task(freezer.drained())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(draining), 0.01)
+    device.may_end.release()
+    await asyncio.gather(draining, freezing)
+    await freezer.thaw(THIS)
+    assert [type(answer) for answer in told] == [Frozen, Thawed]
+
+
+async def test_what_is_kept_is_private(freezer: Freezer, tmp_path: Path) -> None:
+    await freezer.freeze(THIS)
+    assert (tmp_path / "frozen").stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_freeze_for_which_there_is_no_room_says_so(
+    freezer: Freezer, tmp_path: Path, told: Told
+) -> None:
+    (tmp_path / "frozen").write_bytes(b"")
+    await freezer.freeze(THIS)
+    (answer,) = told
+    assert answer.problem == f"{tmp_path / 'frozen'}: File exists: make room for it"
 
 
 def test_nothing_is_made_before_it_is_needed(freezer: Freezer, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from hack.benchmarks import _interleaving
+from hack.benchmarks import _interleaving, _lab, overlap
 from hack.benchmarks._figures import Bound, Spread, as_json
 
 
@@ -78,3 +78,27 @@ def test_json_names_each_bound_with_its_limit() -> None:
         "n": 3,
         "bounds": [{"figure": "f", "value": 2.0, "at_most": 1.0, "kept": False}],
     }
+
+
+@pytest.mark.parametrize(
+    ("park_s", "restore_s", "overlapped_s", "missed"),
+    [
+        (0.16, 0.29, 0.31, []),
+        (0.16, 0.29, 0.46, ["longer", "waits", "without"]),  # one after the other
+        (0.28, 2.0, 2.29, ["waits", "without"]),  # the same where one copy is seven times the other
+        (0.16, 0.40, 0.41, ["beside"]),  # copies that are slower for what goes on beside them
+    ],
+)
+def test_no_bound_of_an_overlap_is_kept_where_nothing_overlaps(
+    park_s: float, restore_s: float, overlapped_s: float, missed: list[str]
+) -> None:
+    undisturbed = overlap.Copies(park_s, min(restore_s, 0.29) if "beside" in missed else restore_s)
+    after = _lab.Handover(park_s + restore_s + 0.01, park_s, restore_s)
+    ahead = _lab.Handover(overlapped_s, park_s, restore_s)
+    handovers = {"after": [after] * 4, "ahead": [ahead] * 4, "part": [ahead] * 4}
+    found = overlap.Found([undisturbed] * 4, [undisturbed] * 4, handovers)
+    told = [
+        bound.figure for bound in overlap.bounds(overlap.summary(1024, found)) if not bound.kept
+    ]
+    assert len(told) == len(missed)
+    assert all(word in figure for word, figure in zip(missed, told, strict=True))

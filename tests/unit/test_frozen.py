@@ -160,7 +160,9 @@ def test_one_that_never_asked_for_a_turn_is_not_answered() -> None:
     it.park("rollout", keeps=5)
     it.wait(2 * LIMITS.watch_s)
     assert any(
-        what.kind is ConditionKind.REFUSED for what in it.told if isinstance(what, Condition)
+        (what.kind, what.tenant) == (ConditionKind.REFUSED, "trainer")
+        for what in it.told
+        if isinstance(what, Condition)
     )
     assert it.heard("trainer") == []
 

@@ -77,7 +77,7 @@ class TorchMemory:
     def park(self, freed: Callable[[], None] = lambda: None, keep: int = 0) -> int:
         """Frees the held memory and returns how many bytes that was.
 
-        `freed` is called each time that about another eighth of it is back, and more is to come.
+        `freed` is called each time that about another eighth of it is back, but not for the last.
         Storages that fit into `keep` bytes of the devices stay, the largest first: `taken` says how
         much that is.
 
