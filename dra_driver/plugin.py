@@ -11,10 +11,10 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from claim_phases.events import Condition, Told
 from claim_phases.turns import Limits
@@ -25,7 +25,7 @@ from dra_driver.claims import Claims
 from dra_driver.devices import Device
 from dra_driver.devices.simulated import SimulatedDevice
 from dra_driver.event_log import EventLog
-from dra_driver.fields import Capacity, Name, Strict, fault
+from dra_driver.fields import Capacity, Name, Size, Strict, fault
 from dra_driver.layout import Layout, node_layout
 from dra_driver.names import JSON_DEPTH
 from dra_driver.pods import PodRoster
@@ -47,9 +47,20 @@ class SettingsError(Exception):
 
 
 class SimulatedConfig(Strict):
-    """A device that is simulated on a tmpfs of this size, in bytes."""
+    """A device that is simulated on a tmpfs of this size, in bytes.
+
+    `reserve`: so many of them are to stay free, whatever tenants say that they need: for what they
+    take for a moment, and what nobody declares.
+    """
 
     simulated: Capacity
+    reserve: Size = 0
+
+    @model_validator(mode="after")
+    def _leaves_some(self) -> Self:
+        if self.reserve >= self.simulated:
+            raise ValueError(f"must be less than the device's {self.simulated} bytes in reserve")
+        return self
 
 
 class LimitsConfig(Strict):
@@ -128,8 +139,8 @@ def _devices(settings: DriverConfig, layout: Layout) -> dict[str, Device]:
     for name, device in settings.devices.items():
         directory = layout.device(name)
         mounts.mount_tmpfs(directory, device.simulated, part=layout.memory(name), executable=True)
-        devices[name] = SimulatedDevice(name, directory)
-        total = devices[name].read().total
+        devices[name] = SimulatedDevice(name, directory, device.reserve)
+        total = devices[name].read().total + device.reserve
         if not device.simulated <= total < device.simulated + mmap.PAGESIZE:
             log.warning(
                 "%s has %d bytes, configured are %d: that counts after a reboot",

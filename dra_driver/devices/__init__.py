@@ -17,7 +17,7 @@ class NoRoom(DeviceError):
 @dataclass(frozen=True)
 class Reading:
     used: int  # bytes
-    total: int  # bytes
+    total: int  # bytes: what tenants may hold at most
 
 
 class Device(Protocol):

@@ -12,11 +12,15 @@ from dra_driver.processes import all_pids
 
 
 class SimulatedDevice:
-    """The tmpfs mounted at `directory`: the first that it finds there, and no other after it."""
+    """The tmpfs mounted at `directory`: the first that it finds there, and no other after it.
 
-    def __init__(self, name: str, directory: Path) -> None:
+    `reserve`: bytes of it that are to stay free; what is given to tenants is the rest.
+    """
+
+    def __init__(self, name: str, directory: Path, reserve: int = 0) -> None:
         self.name = name
         self._directory = directory
+        self._reserve = reserve
         # The filesystem's number and not the path, which differs between mount namespaces.
         self._dev: int | None = None
         with contextlib.suppress(DeviceError):
@@ -34,7 +38,8 @@ class SimulatedDevice:
                 f"device {self.name}: the tmpfs at {self._directory} was unmounted or replaced: "
                 "restart the driver once it is back"
             )
-        return Reading((fs.f_blocks - fs.f_bfree) * fs.f_frsize, fs.f_blocks * fs.f_frsize)
+        total = fs.f_blocks * fs.f_frsize - self._reserve
+        return Reading((fs.f_blocks - fs.f_bfree) * fs.f_frsize, total)
 
     def holders(self) -> dict[int, int]:
         """Walks /proc: a millisecond or two for a vLLM process, which has a thousand mappings."""

@@ -140,6 +140,17 @@ assert used() == 0, used()
     assert "simdevice" not in done.stderr  # the caller's own error says it
 
 
+def test_what_is_kept_in_reserve_is_nobodys(run: Run) -> None:
+    """Room is given by the total: what it lacks stays free, and is there for torch all the same."""
+    run("""
+import torch
+keeps = SimulatedDevice("gpu0", Path(os.environ["SIMDEVICE_DIR"]), 16 * MIB)
+held = torch.ones(56 * MIB, dtype=torch.uint8)
+assert (keeps.read().used, keeps.read().total) == (56 * MIB, 48 * MIB)
+assert DEVICE.read().total == 64 * MIB
+""")
+
+
 def test_only_what_torch_asks_for_is_device_memory(run: Run) -> None:
     run("""
 import numpy

@@ -42,6 +42,14 @@ def test_a_fault_names_its_key(tmp_path: Path, metrics: str, faults: str) -> Non
         load(file(tmp_path, f"{DEVICES}metrics: {metrics}\n"))
 
 
+def test_a_device_keeps_some_in_reserve(tmp_path: Path) -> None:
+    device = load(file(tmp_path, "devices: {gpu-0: {simulated: 4Mi, reserve: 1Mi}}\n"))
+    assert device.devices["gpu-0"].reserve == 1 << 20
+    assert load(file(tmp_path, DEVICES)).devices["gpu-0"].reserve == 0
+    with pytest.raises(SettingsError, match=r"devices\.gpu-0: .*less than the device's 4194304"):
+        load(file(tmp_path, "devices: {gpu-0: {simulated: 4Mi, reserve: 4Mi}}\n"))
+
+
 def test_in_the_manifests_nothing_listens(tmp_path: Path) -> None:
     (config,) = (one for one in objects() if one["kind"] == "ConfigMap")
     assert load(file(tmp_path, config["data"]["driver.yaml"])).metrics is None
