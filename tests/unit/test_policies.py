@@ -141,14 +141,35 @@ EVIL = {
 }
 
 
+@pytest.mark.parametrize("others", PolicyName)
 @pytest.mark.parametrize("policy", PolicyName)
-def test_nobody_starves(policy: PolicyName) -> None:
+def test_nobody_starves(policy: PolicyName, others: PolicyName) -> None:
     """Though the others want a turn all the time and are as far ahead as can be."""
     holds_s = {"a": 12.0, "b": 12.0, "c": 12.0}
-    done = turns(holds_s, EVIL[policy], 200)
+    done = turns(holds_s, {**EVIL[others], "a": EVIL[policy]["a"]}, 200)
     waited = [turn.waited_s for turn in done if turn.tenant == "a"]
     assert len(waited) >= 3
     assert max(waited) <= PATIENCE_S + sum(holds_s.values())
+
+
+@pytest.mark.parametrize(
+    ("holds_s", "bounds"),
+    [
+        ({"a": 12.0, "b": 12.0, "c": 12.0}, {"a": 2.0, "b": 4.0, "c": 4.0}),
+        ({"a": 3.0, "b": 20.0, "c": 7.0}, {"a": 1.6, "b": 6.0, "c": 5.0}),
+    ],
+)
+def test_a_slowdown_is_bounded_where_all_bounds_can_be_kept(
+    holds_s: dict[str, float], bounds: dict[str, float]
+) -> None:
+    """Each wants a turn all the time, and the shares that the bounds ask for sum up to one."""
+    objectives = {name: Objectives(SLOWDOWN, slowdown=bound) for name, bound in bounds.items()}
+    assert sum(1 / bound for bound in bounds.values()) <= 1.0
+    done = turns(holds_s, objectives, 600)
+    time = sum(turn.held_s for turn in done)
+    for name, bound in bounds.items():
+        alone_s = sum(turn.held_s for turn in done if turn.tenant == name)
+        assert time / alone_s <= bound * 1.05
 
 
 def test_device_time_is_shared_by_weight_whatever_the_length_of_turns() -> None:
