@@ -1517,6 +1517,29 @@ def test_a_failure_is_told_once_and_so_is_the_return() -> None:
     assert kinds == [ConditionKind.DEVICE_FAILED, ConditionKind.CLEARED]
 
 
+def test_intruders_are_looked_for_at_most_once_a_second_and_on_no_turns_path() -> None:
+    looks: list[Measure] = []
+
+    class Counting(Scene):
+        def step(self, event: Event) -> list[Effect]:
+            effects = super().step(event)
+            looks.extend(effect for effect in effects if isinstance(effect, Measure))
+            return effects
+
+    it = Counting(ROLLOUT, TRAINER, member("other", 70, 1))
+    for name in it.members:
+        it.hello(name)
+    it.run("trainer")
+    looks.clear()
+    for _ in range(100):  # in ten seconds
+        it.leave("trainer")
+        it.acquire("trainer")
+        assert it.phase("trainer") is Phase.RUNNING
+        it.wait(0.1)
+    assert all(look.attribute for look in looks)
+    assert 9 <= len(looks) <= 10
+
+
 def test_a_failed_device_is_read_with_the_watch_and_not_more_often() -> None:
     it = trainer_in(Phase.VERIFYING)
     it.broken.add("gpu0")
