@@ -110,3 +110,19 @@ def test_the_lower_bounds_allow_no_runtime_that_the_generated_code_refuses() -> 
     }
     assert Version(bounds["grpcio"]) >= Version(generated_grpc.group(1))
     assert Version(bounds["protobuf"]) >= Version(generated_protobuf.group(1))
+
+
+def test_each_test_that_the_docs_name_is_there() -> None:
+    named = []
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        file = ""
+        for path, name in re.findall(r"`([\w/]*?(?:\.py)?)::(test_\w+)`", page.read_text()):
+            file = path or file
+            named.append((file, name))
+    assert len(named) >= 10
+    missing = [
+        f"{file}::{name}"
+        for file, name in named
+        if not re.search(rf"def {name}\(", (ROOT / file).read_text())
+    ]
+    assert missing == []
