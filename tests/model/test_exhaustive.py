@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.model.walk import walk
+from tests.model.records import Spec
+from tests.model.walk import Faults, Walked, walk
 from tests.model.world import World
-from tests.model.worlds import WORLDS
+from tests.model.worlds import UNRELIABLE, WORLDS
 
 FLOOR = {
     "two turns each": 7_500,
@@ -43,6 +44,10 @@ FLOOR = {
     "overlapping, accounting lags": 3_000,
     "overlapping, a wait is given up": 3_000,
     "a pod's memory is short": 13_000,
+    "a message is lost, and a session breaks": 30_000,
+    "a message overtakes another": 15_000,
+    "overlapping, a message is lost": 4_500,
+    "overlapping, a message overtakes another": 2_000,
 }
 """Fewer states than these, and a world has lost what it is about."""
 
@@ -51,9 +56,24 @@ FLOOR = {
 @pytest.mark.parametrize("name", WORLDS)
 def test_every_history(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each invariant holds in each state, and in none somebody waits for ever."""
-    spec, faults = WORLDS[name]
+    walked = walked_through(name, *WORLDS[name], capsys)
+    assert not walked.stuck, walked.stuck[0]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", UNRELIABLE)
+def test_every_history_of_an_unreliable_stream(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each invariant holds in each state."""
+    walked_through(name, *UNRELIABLE[name], capsys)
+
+
+def walked_through(
+    name: str, spec: Spec, faults: Faults, capsys: pytest.CaptureFixture[str]
+) -> Walked:
     walked = walk(World(spec), faults)
     with capsys.disabled():
         print(f"\n{name}: {walked.states} states, {walked.edges} steps ", end="")
-    assert not walked.stuck, walked.stuck[0]
     assert walked.states >= FLOOR[name]
+    return walked

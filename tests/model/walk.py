@@ -37,6 +37,8 @@ class Faults:
     cancels: int = 0
     crowds: int = 0  # of a tenant's host memory, that come or leave
     echoes: int = 0  # messages that come again, at any time later
+    drops: int = 0  # messages that are lost in a session that goes on
+    overtakes: int = 0  # messages that come before one that was sent earlier
     looks: int = 0  # at the devices, in the midst of things
     lapses: int = 0  # leases that run out
     timeouts: int = 0  # other deadlines that run out
@@ -216,6 +218,9 @@ def _faults(world: World, faults: Faults) -> Iterator[Move]:
         for way in ("said", "heard"):
             for index in range(is_first(agent, way), len(getattr(agent, way))):
                 yield from fault("echoes", "echo", name, way, index)
+                yield from fault("drops", "drop", name, way, index)
+            for index in range(is_first(agent, way) + 1, len(getattr(agent, way))):
+                yield from fault("overtakes", "overtake", name, way, index)
     for device, _ in world.spec.devices:
         yield from fault("strangers", "stranger", device, 0 if device in world.strangers else 60)
         yield from fault("breakdowns", "breakdown", device)

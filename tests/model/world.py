@@ -53,7 +53,7 @@ from claim_phases.tenancy import Act, Answer, Park, Restore, RestoreAhead, Say, 
 from claim_phases.turns import Turns
 from claim_phases.verdicts import WHOLE, causes
 from tests.model.invariants import INVARIANTS, Invariant, Violation, decisions
-from tests.model.records import LIMITS, Agent, Scan, Spec, TenantSpec, Truth
+from tests.model.records import LIMITS, Agent, Scan, Spec, TenantSpec, Truth, is_first
 from tests.model.steps import Step
 
 STEPS_AT_ONCE = 100
@@ -735,8 +735,8 @@ class World:
             self._carry(agent, agent.tenancy.heard(cast(ArbiterMessage, message)))
 
     def _do_overtake(self, name: str, way: str, index: int) -> None:
-        queue = list(getattr(self.agents[name], way))
-        queue.insert(0, queue.pop(index))
+        first, queue = is_first(self.agents[name], way), list(getattr(self.agents[name], way))
+        queue.insert(first, queue.pop(index))
         setattr(self._own(name), way, tuple(queue))
 
     # -- the end of chaos -----------------------------------------------------------------------

@@ -178,3 +178,13 @@ WORLDS: dict[str, tuple[Spec, Faults]] = {
     "overlapping, a wait is given up": (overlapping(), Faults(cancels=1)),
     "a pod's memory is short": (cramped(2), Faults(crowds=2)),
 }
+
+UNRELIABLE: dict[str, tuple[Spec, Faults]] = {
+    "a message is lost, and a session breaks": (pair(1), Faults(drops=1, breaks=1)),
+    "a message overtakes another": (pair(2), Faults(overtakes=1)),
+    "overlapping, a message is lost": (overlapping(), Faults(drops=1)),
+    "overlapping, a message overtakes another": (overlapping(), Faults(overtakes=1)),
+}
+"""A stream that goes on without a message, or has them in another order, is none of gRPC's: nobody
+is owed an answer in it, but nothing unsafe may come of it.
+"""
