@@ -4,7 +4,7 @@ What each cell leads to is written in cells.txt. After a change that is meant, w
 transcripts (see test_transcripts), and read the difference.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -253,13 +253,25 @@ def test_the_rows_are_all() -> None:
 
 def test_every_cell() -> None:
     """Each cell is what cells.txt says."""
-    width = max(map(len, ROWS))
-    table = [f"{'':{width}}  {' '.join(COLUMNS)}"]
-    table += [f"{name:{width}}  {' '.join(cell(name, c) for c in COLUMNS)}" for name in ROWS]
-    today = LEGEND + "\n" + "\n".join(table) + "\n"
+    is_written(FILE, LEGEND, ROWS, COLUMNS, cell)
+
+
+def is_written(
+    file: Path,
+    legend: str,
+    rows: Iterable[str],
+    columns: Iterable[str],
+    cell: Callable[[str, str], str],
+) -> None:
+    """Each cell of the table is what the file says, and no other is in it."""
+    width = max(map(len, rows))
+    table = [f"{'':{width}}  {' '.join(columns)}"]
+    table += [f"{name:{width}}  {' '.join(cell(name, c) for c in columns)}" for name in rows]
+    today = legend + "\n" + "\n".join(table) + "\n"
     if WRITE:
-        FILE.write_text(today)
-    written = FILE.read_text().splitlines()
+        file.write_text(today)
+    written = file.read_text().splitlines()
     differs = [line for line in today.splitlines() if line not in written]
     if differs or len(today.splitlines()) != len(written):
-        pytest.fail("\n".join(["differs from cells.txt:", table[0], *differs]), pytrace=False)
+        told = [f"differs from {file.name}:", table[0], *differs]
+        pytest.fail("\n".join(told), pytrace=False)
