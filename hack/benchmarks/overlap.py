@@ -12,7 +12,7 @@ machine's host may take what has been free for some time, and then it lasts anyt
 a GiB to touch that again. That its copies are not slower for what goes on beside them is measured
 by those of one that restores while another parks, each on a device of its own, where no turn
 changes hands. Between rounds lower quartiles are compared: what a host does only makes them slower.
-It holds about 8 times as much as one program.
+The host needs memory for about 8 times what one program holds.
 """
 
 import sys
