@@ -96,11 +96,9 @@ class Faults:
         tenant = self._node.tenants.get(event.tenant)
         if tenant is None:
             return
-        # Also without a thaw: who began anew found none that stands still.
-        none_is = tenant.frozen is not None and not event.problem
         if tenant.thawing == event.incarnation:
             tenant.thawing = ""
-        elif not none_is:
+        elif tenant.frozen is None:  # else an arbiter that began anew found out how it stands
             return
         if tenant.gone or tenant.who.incarnation != event.incarnation:
             return

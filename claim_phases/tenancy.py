@@ -125,6 +125,7 @@ class Tenancy:
         self._caller = ""
         self._welcomed = False
         self._restored = False  # the memory is whole
+        self._weights: int | None = None  # that it had then
         self._held = False  # there may be something of it
         self._ahead = False  # room was made for some of it, under this epoch
         self._abandoned = False  # the turn was taken during the restore that goes on
@@ -219,7 +220,8 @@ class Tenancy:
         self.epoch, self.taken, self._abandoned, self._ahead = epoch, None, False, False
         self.wanted = self.urgent = False
         if resident:
-            return self._run()
+            # The arbiter may have taken it for displaced: it was frozen, and knew nothing of that.
+            return [Say(Restored(epoch, self._weights)), *self._run()]
         self.phase = Phase.RESTORING
         self._held = True
         return [Restore(epoch)]
@@ -325,6 +327,7 @@ class Tenancy:
     def restored(self, epoch: int, weights: int | None) -> list[Act]:
         """The memory is back."""
         self._restored = self._held = True
+        self._weights = weights
         if epoch != self.epoch or self.phase is not Phase.RESTORING:
             return []
         if self._abandoned:

@@ -226,8 +226,7 @@ class Turns:
     def _resumed(self) -> None:
         for tenant in self.node.tenants.values():
             tenant.blocked = tenant.attempts = 0  # the timers that these count for are gone
-            if tenant.gone or tenant.thawing != tenant.who.incarnation:
-                tenant.thawing = ""  # so is who thawed that life
+            tenant.thawing = ""  # so is who thawed it
             self._without_session(tenant)
             self._do.arm_phase(tenant)
             if tenant.faulty:
@@ -310,7 +309,7 @@ class Turns:
         if (
             holder is not None
             and holder is not tenant
-            and holder.phase in TURN
+            and holder.phase is Phase.RUNNING
             and holder in self.node.beside(tenant)
         ):
             self._do.refuse(

@@ -25,12 +25,16 @@ _POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?
 
 @dataclass(frozen=True)
 class Process:
-    """`start_time` is in clock ticks since boot: with the pid it names a process for good."""
+    """`start_time` is in clock ticks since boot: with the pid it names a process for good.
+
+    `stopped`: by a signal, so that it may be frozen, and what it maps be empty files.
+    """
 
     pid: int
     parent: int
     start_time: int
     name: str
+    stopped: bool
 
 
 @dataclass(frozen=True)
@@ -114,10 +118,10 @@ class Observer:
         holders: dict[tuple[int, int], str] = {}
         for process in processes.values():
             identity = (process.pid, process.start_time)
-            for device, held in _held(process.pid, self.devices):
+            for device, held in _held(process, self.devices):
                 owner = self._holders.get(identity) or tenant_of(process.pid)
                 if owner is None:
-                    if not any(_held(process.pid, [device])):
+                    if not any(_held(process, [device])):
                         continue  # it ended since: whose it was cannot be said any more
                     size = sum(block.size for block in held)
                     strangers.append(
@@ -151,9 +155,9 @@ class _Block(NamedTuple):  # cheaper than a dataclass: there are hundreds in eac
     size: int
 
 
-def _held(pid: int, devices: Sequence[Device]) -> Iterable[tuple[Device, list[_Block]]]:
+def _held(process: Process, devices: Sequence[Device]) -> Iterable[tuple[Device, list[_Block]]]:
     try:
-        with open(f"/proc/{pid}/maps", "rb") as file:  # noqa: PTH123
+        with open(f"/proc/{process.pid}/maps", "rb") as file:  # noqa: PTH123
             maps = file.read()
     except (FileNotFoundError, ProcessLookupError):
         return
@@ -162,7 +166,9 @@ def _held(pid: int, devices: Sequence[Device]) -> Iterable[tuple[Device, list[_B
         found = maps.find(device.marker)
         while found >= 0:
             start, end = maps.rfind(b"\n", 0, found) + 1, maps.find(b"\n", found)
-            held.append(_block(maps[start:end]))
+            line = maps[start:end]
+            if not (process.stopped and _is_empty(process.pid, line)):
+                held.append(_block(line))
             found = maps.find(device.marker, end)
         if held:
             yield device, held
@@ -175,6 +181,15 @@ def _block(line: bytes) -> _Block:
     return _Block(int(inode), int(offset, 16), int(end, 16) - int(start, 16))
 
 
+def _is_empty(pid: int, line: bytes) -> bool:
+    """Whether the file behind a mapping has no pages; only root may look."""
+    start, end = (int(address, 16) for address in line.split(maxsplit=1)[0].split(b"-"))
+    try:
+        return os.stat(f"/proc/{pid}/map_files/{start:x}-{end:x}").st_blocks == 0  # noqa: PTH116
+    except OSError:
+        return False
+
+
 def _processes() -> Iterable[Process]:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -184,7 +199,8 @@ def _processes() -> Iterable[Process]:
             continue
         name, _, rest = stat.partition("(")[2].rpartition(")")
         fields = rest.split()
-        yield Process(int(pid), int(fields[1]), int(fields[_START_TIME]), name)
+        state, parent, start_time = fields[0], int(fields[1]), int(fields[_START_TIME])
+        yield Process(int(pid), parent, start_time, name, stopped=state == "T")
 
 
 def _roots(path: Path) -> dict[tuple[int, int], str]:

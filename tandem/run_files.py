@@ -14,6 +14,7 @@ from typing import Annotated, Final, Generic, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from claim_phases.escalation import Step
 from claim_phases.phases import Phase
 from dra_driver.event_log import before
 
@@ -85,7 +86,10 @@ class Room:
 
 @dataclass(frozen=True)
 class Condition:
-    """Something that should not be; `message` is the sentence that a person reads."""
+    """Something that should not be; `message` is the sentence that a person reads.
+
+    `step`: that the escalation took, if it did.
+    """
 
     t: float
     condition: Literal[
@@ -107,6 +111,7 @@ class Condition:
     device: str | None
     bytes: _Bytes | None
     message: str
+    step: Step | None = None
     kind: Literal["condition"] = "condition"
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from tandem import namespace, run_files
 from tandem.verdict import Budget, Rules
 from tests.chaos import broken, judge, node, plan, wide
+from tests.chaos.setting import ALONE, DEVICES, MIB, Setting, beside, with_ladders
 
 LIBRARY: Final = "TANDEM_SIMDEVICE_LIBRARY"
 
@@ -34,6 +35,7 @@ class Report:
     seed: int
     shard: str
     beside: bool
+    ladder: bool
     blows: dict[str, int]
     blows_in_all: int
     wall_s: float
@@ -47,6 +49,8 @@ class Report:
     samples_without_phases: int
     arbiter_starts: int
     told: dict[str, int]
+    steps: dict[str, int]
+    hangs: dict[str, int]
     violations: tuple[str, ...]
 
 
@@ -59,6 +63,11 @@ def main() -> int:
     parser.add_argument(
         "--beside", action="store_true", help="tenants that find room beside each other stay"
     )
+    parser.add_argument(
+        "--ladder",
+        action="store_true",
+        help="tenants hang until the arbiter freezes or kills them, by a ladder of escalation",
+    )
     parser.add_argument("--out", type=Path, help="keep the run's files in this new folder")
     parser.add_argument("--cheat", choices=broken.BUGS, help="an arbiter with this bug")
     parser.add_argument("-o", choices=["table", "json"], default="table")
@@ -66,8 +75,13 @@ def main() -> int:
     library = Path(os.environ.get(LIBRARY, ""))
     if not library.is_file():
         parser.error(f"{LIBRARY} names no file: start it as hack/chaos")
-    blows = plan.shard(plan.plan(given.seed, given.kills), *given.shard)
-    sizes = node.BESIDE if given.beside else node.APART
+    whole = plan.plan(given.seed, given.kills, hangs=given.ladder)
+    blows = plan.shard(whole, *given.shard)
+    setting = ALONE
+    if given.beside:
+        setting = beside(setting)
+    if given.ladder:
+        setting = with_ladders(setting)
     arbiter = [sys.executable, "-m", "dra_driver"]
     if given.cheat:
         arbiter = [sys.executable, "-m", "tests.chaos.broken", given.cheat]
@@ -78,10 +92,10 @@ def main() -> int:
         runtime.mkdir()
         began = time.monotonic()
         try:
-            fault = _run(folder.resolve(), runtime, library, arbiter, sizes, blows)
+            fault = _run(folder.resolve(), runtime, library, arbiter, setting, blows)
         except namespace.NamespaceError as exc:
             parser.error(str(exc))
-        report = _report(folder, fault, given, sizes, began)
+        report = _report(folder, fault, given, setting, began)
     show = print_json if given.o == "json" else print_table
     show(report)
     return 1 if report.violations else 0
@@ -99,13 +113,13 @@ def _run(
     runtime: Path,
     library: Path,
     arbiter: Sequence[str],
-    sizes: node.Sizes,
+    setting: Setting,
     blows: Sequence[plan.Blow],
 ) -> str:
     """Deal the blows; return why the run could not come to its end, if so."""
 
     def body() -> int:
-        made = node.Node(folder, runtime, library, arbiter, sizes, say)
+        made = node.Node(folder, runtime, library, arbiter, setting, say)
         made.prepare()
         try:
             asyncio.run(made.run(blows))
@@ -127,7 +141,7 @@ def _run(
 
 
 def _report(
-    folder: Path, fault: str, given: argparse.Namespace, sizes: node.Sizes, began: float
+    folder: Path, fault: str, given: argparse.Namespace, setting: Setting, began: float
 ) -> Report:
     done = list(_lines(folder / "done.jsonl"))
     words = [_read(judge.Word, line) for line in _lines(folder / "words.jsonl")]
@@ -141,8 +155,8 @@ def _report(
     chaos = judge.Chaos(
         run=run,
         rules=Rules(
-            capacity=sizes.devices,
-            budgets={name: Budget(devices, 0) for name, devices in node.DEVICES.items()},
+            capacity=setting.devices,
+            budgets={name: Budget(devices, 0) for name, devices in DEVICES.items()},
         ),
         words=words,
         blows=blows,
@@ -154,25 +168,28 @@ def _report(
         tenant_ends=[_read(judge.TenantEnd, one) for one in done if one["kind"] == "ended"],
         above=[_read(judge.Above, one) for one in gauged if "used" in one],
         digests=digests,
-        bound_s=node.BOUND_S,
+        bound_s=setting.bound_s,
         lease_s=plan.LEASE_S,
         cancelling=frozenset({plan.ROLLOUT}),
+        hangs=[_read(judge.Hang, one) for one in done if one["kind"] == "hang ended"],
+        refusing=not given.ladder,
     )
     violations = judge.judge(chaos)
     return Report(
         seed=given.seed,
         shard="/".join(map(str, given.shard)),
         beside=given.beside,
+        ladder=given.ladder,
         blows=dict(sorted(Counter(f"{one.act} {one.victim}" for one in blows).items())),
         blows_in_all=len(blows),
         wall_s=round(time.monotonic() - began, 1),
         turns=len({change.epoch for change in run.changes if change.after == "Running"}),
         updates=updates,
         longest_wait_s={who: round(s, 2) for who, s in sorted(judge.waits(chaos).items())},
-        bound_s=node.BOUND_S,
+        bound_s=setting.bound_s,
         looks=max((one["looks"] for one in gauged if "looks" in one), default=0),
         most_mib={
-            Path(device).name: round(used / node.MIB, 1)
+            Path(device).name: round(used / MIB, 1)
             for one in gauged
             for device, used in one.get("worst", {}).items()
         },
@@ -180,6 +197,8 @@ def _report(
         samples_without_phases=judge.known(run)[1],
         arbiter_starts=len(run.starts),
         told=dict(Counter(one.condition for one in run.conditions)),
+        steps=dict(Counter(one.step for one in run.conditions if one.step is not None)),
+        hangs=dict(Counter(hang.end for hang in chaos.hangs)),
         violations=(*([fault] if fault else []), *violations),
     )
 

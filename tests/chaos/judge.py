@@ -50,6 +50,18 @@ class Struck:
 
 
 @dataclass(frozen=True)
+class Hang:
+    """From when to when a part of a tenant hung, and what ended that: it was thawed or killed by
+    the arbiter, or struck by us.
+    """
+
+    t: float
+    until: float
+    tenant: str
+    end: str
+
+
+@dataclass(frozen=True)
 class ArbiterEnd:
     """An arbiter that ended, with the queue and each tenant's epoch as its journal has them."""
 
@@ -85,7 +97,8 @@ class Chaos:
     """All that is known of a run.
 
     `digests`: what each tenant's state must be at its end. `cancelling`: those that may give up a
-    wait by themselves, as an agent does whose callers left.
+    wait by themselves, as an agent does whose callers left. `refusing`: whoever waits may be
+    refused because another hangs.
     """
 
     run: Run
@@ -99,6 +112,8 @@ class Chaos:
     bound_s: float
     lease_s: float
     cancelling: frozenset[str]
+    hangs: Sequence[Hang] = ()
+    refusing: bool = True
 
 
 def judge(chaos: Chaos) -> tuple[str, ...]:
@@ -111,6 +126,7 @@ def judge(chaos: Chaos) -> tuple[str, ...]:
         *_said_turns(chaos),
         *_places(chaos),
         *_stuck(chaos),
+        *_ladder(chaos),
         *_failures(chaos),
         *_states(chaos),
     )
@@ -219,7 +235,11 @@ def _said_turns(chaos: Chaos) -> Iterator[str]:
     owner: dict[int, str] = {}
     inside: dict[str, Word] = {}
     ends = [(end.t, end.tenant) for end in chaos.tenant_ends]
-    ends += [(blow.t, blow.tenant) for blow in chaos.blows if blow.act == "kill" and blow.tenant]
+    ends += [
+        (blow.t, blow.tenant)
+        for blow in chaos.blows
+        if blow.act in ("kill", "hang") and blow.tenant
+    ]
     said: list[tuple[float, Word | str]] = [(word.t, word) for word in chaos.words]
     for t, what in sorted([*said, *ends], key=lambda one: one[0]):
         if isinstance(what, str) or what.says != "turn":
@@ -347,11 +367,24 @@ def _stuck(chaos: Chaos) -> Iterator[str]:
             yield f"{who} waited for {waited:.1f} s, longer than the bound of {chaos.bound_s:g} s"
 
 
+def _ladder(chaos: Chaos) -> Iterator[str]:
+    """Nothing is done about anybody but who hangs."""
+    for one in chaos.run.conditions:
+        if one.condition == "Escalated" and not _hung(chaos, one.tenant, one.t):
+            yield f"{one.tenant} did not hang at {_at(chaos, one.t)}, and yet: {one.message}"
+
+
+def _hung(chaos: Chaos, tenant: str | None, t: float) -> bool:
+    return any(hang.tenant == tenant and hang.t <= t <= hang.until for hang in chaos.hangs)
+
+
 def _failures(chaos: Chaos) -> Iterator[str]:
+    hung = {hang.tenant for hang in chaos.hangs}
     for word in chaos.words:
+        known = any(reason in word.why for reason in ALLOWED)
         if word.says == "broken":
             yield f"{word.who} at {_at(chaos, word.t)}: {word.why}"
-        elif word.says == "failed" and not any(reason in word.why for reason in ALLOWED):
+        elif word.says == "failed" and not (known and (chaos.refusing or word.who in hung)):
             yield f"{word.who} got no turn at {_at(chaos, word.t)}: {word.why}"
         elif word.says == "answered" and word.why.startswith("409"):
             yield f"{word.who} was refused as the holder that it was not: {word.why}"

@@ -14,21 +14,22 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 
+from claim_phases.phases import Phase
 from dra_driver import journal
+from dra_driver.devices.freezing import stands_still
 from dra_driver.processes import process
 from tandem import namespace, run_files
 from tests.chaos.plan import (
     ARBITER,
     CLOCK,
-    LEASE_S,
-    LONG_S,
+    HANG_S,
     ROLLOUT,
     TRAINERS,
     WIDE,
@@ -36,78 +37,15 @@ from tests.chaos.plan import (
     Blow,
     Moment,
 )
+from tests.chaos.setting import BLOCK, DEVICES, Setting
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-MIB: Final = 1 << 20
-BLOCK: Final = 12 * MIB
-"""What engine and wide hold; a trainer holds 8 MiB, and some more while it computes."""
-
-MOST: Final = 15 * MIB
-"""No tenant holds more on a device, and any two together do."""
-
-DEVICES: Final = {
-    "trainer-a": ("gpu0",),
-    "trainer-b": ("gpu1",),
-    WIDE: ("gpu0", "gpu1"),
-    ROLLOUT: ("gpu0",),
-}
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How large devices are, what tenants declare to need of one, and the `most` that is in use of
-    one while nobody restores ahead: in bytes.
-    """
-
-    devices: Mapping[str, int]
-    needs: Mapping[str, int]
-    most: int
-
-
-APART: Final = Sizes(
-    {"gpu0": 31 * MIB, "gpu1": 31 * MIB}, dict.fromkeys(DEVICES, 30 * MIB), most=MOST
-)
-"""No two are resident together, and nobody keeps a part. Two would find room: it would be seen."""
-
-BESIDE: Final = Sizes(
-    {"gpu0": 31 * MIB, "gpu1": 20 * MIB},
-    {name: MOST if name in TRAINERS else BLOCK + MIB for name in DEVICES},
-    most=31 * MIB,
-)
-"""What they really need: two find room on gpu0, and of a trainer some beside whoever works. All of
-a device's tenants together do not: one of them would end by that."""
-
-LIMITS: Final = {
-    "lease_s": LEASE_S,
-    "verify_s": 2.0,
-    "park_s": 3.0,
-    "restore_s": 8.0,
-    "blocked_s": 3.0,
-    "watch_s": 0.5,
-}
-TURN_S: Final = 1.0
-"""Far more than any tenant here computes in a turn."""
-
-START_S: Final = 10.0
-"""An arbiter serves within this time after the end of the one before it, on a busy machine too."""
-
 SAMPLING_MS: Final = 50
 GAUGING_S: Final = 0.001
+_LOOK_EVERY_S: Final = 0.05
 
 # Holds a process until it is registered.
 _GATE: Final = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "gate")
-
-
-BOUND_S: Final = (
-    (len(DEVICES) - 1) * (LIMITS["restore_s"] + TURN_S + 2 * LIMITS["park_s"] + LIMITS["verify_s"])
-    + LIMITS["lease_s"]
-    + LIMITS["blocked_s"]
-    + START_S
-    + LONG_S
-)
-"""The longest that a tenant may wait. All hang together by wide, so each other one may go before
-it, once, and use up every limit; then a lease, a fault that lasts until it is refused, a long stop.
-"""
 
 
 class Stuck(Exception):
@@ -116,7 +54,7 @@ class Stuck(Exception):
 
 @dataclass(eq=False)
 class Part:
-    """A process of the run. `struck`: it was killed by us."""
+    """A process of the run. `struck`: it was killed by us; `hung`: stopped, for others to end."""
 
     name: str
     tenant: str | None
@@ -125,6 +63,7 @@ class Part:
     start_time: int
     ended: asyncio.Future[None]
     struck: bool = False
+    hung: bool = False
 
     async def gone(self) -> None:
         """Wait for its end; cancelling the wait leaves the process alone."""
@@ -135,6 +74,15 @@ class Part:
         if not self.ended.done():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)
+
+
+@dataclass(eq=False)
+class _Hang:
+    """`faulted`: its tenant was at fault since, so that it is the arbiter's to end."""
+
+    part: Part
+    over: asyncio.Task[None]
+    faulted: bool = False
 
 
 @dataclass(eq=False)
@@ -152,7 +100,7 @@ class Node:
     runtime: Path
     library: Path
     arbiter: Sequence[str]
-    sizes: Sizes
+    setting: Setting
     say: Callable[[str], None]
     _parts: dict[str, Part] = field(default_factory=dict)
     _up: dict[str, asyncio.Event] = field(default_factory=dict)
@@ -161,13 +109,15 @@ class Node:
     _since: dict[str, float] = field(default_factory=dict)
     _updates: dict[str, int] = field(default_factory=dict)
     _calls: set[asyncio.Task[None]] = field(default_factory=set)
+    _stops: dict[str | None, set[asyncio.Task[None]]] = field(default_factory=dict)
+    _hangs: dict[str | None, _Hang] = field(default_factory=dict)
 
     # -- files ----------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Mounts, pipes and files."""
         namespace.mount_tmpfs(self.runtime)
-        for name, size in self.sizes.devices.items():
+        for name, size in self.setting.devices.items():
             self._device(name).mkdir()
             namespace.mount_tmpfs(self._device(name), size)
         for claim in ("a", "b", "wide"):
@@ -182,22 +132,15 @@ class Node:
             "state_dir": str(self.runtime / "state"),
             "events": str(self.runtime / "events"),
             "processes": str(self.runtime / "processes.json"),
-            "devices": {d: {"simulated": str(self._device(d))} for d in self.sizes.devices},
+            "devices": {d: {"simulated": str(self._device(d))} for d in self.setting.devices},
             "claims": {
                 claim: {
                     "socket_dir": str(self.runtime / claim),
-                    "tenants": {
-                        name: {
-                            "devices": list(DEVICES[name]),
-                            "need": self.sizes.needs[name],
-                            "residual": 0,
-                        }
-                        for name in names
-                    },
+                    "tenants": {name: self.setting.tenant(name) for name in names},
                 }
                 for claim, names in claims.items()
             },
-            "limits": LIMITS,
+            "limits": self.setting.limits,
         }
         (self.runtime / "node.json").write_text(json.dumps(node, indent=2))
 
@@ -264,18 +207,20 @@ class Node:
             task.cancel()
         await asyncio.wait(tasks)
         for part in (self._parts[name] for name in parts if name in self._parts):
+            part.struck = True
             part.send(signal.SIGKILL)
             await part.gone()
 
     async def _watch(self) -> None:
         """End a run in which somebody waits for longer than the bound, or a blow for its moment."""
+        bound_s = self.setting.bound_s
         while True:
             await asyncio.sleep(0.5)
             for who, since in self._since.items():
-                if time.monotonic() - since > BOUND_S:
+                if time.monotonic() - since > bound_s:
                     for part in self._parts.values():
                         part.send(signal.SIGABRT)  # Python then says in its log where it was
-                    raise Stuck(f"{who}: waits for longer than the bound of {BOUND_S:g} s")
+                    raise Stuck(f"{who}: waits for longer than the bound of {bound_s:g} s")
 
     # -- what is said ---------------------------------------------------------------------------
 
@@ -299,8 +244,12 @@ class Node:
         match event:
             case {"kind": "start"}:
                 self._happened(ARBITER, None)
-            case {"kind": "phase", "from": before, "to": after} if before != after:
-                self._happened(event["tenant"], after)
+            case {"kind": "phase", "from": before, "to": after, "tenant": tenant}:
+                if before != after:
+                    self._happened(tenant, after)
+                if after == Phase.FAULTED and (hang := self._hangs.get(tenant)) is not None:
+                    hang.faulted = True
+                    self._since.setdefault(f"{tenant} hangs", time.monotonic())
             case _:
                 pass
 
@@ -345,16 +294,27 @@ class Node:
                 clock.write(struct.pack("d", blow.by_s))
             self._note(kind="blow", number=number, act=blow.act, victim=CLOCK, tenant=None)
             return
-        part = await self._living(blow.victim)
+        part = await self._victim(blow)
         self._note(kind="blow", number=number, act=blow.act, victim=blow.victim, tenant=part.tenant)
         if blow.act is Act.KILL:
             part.struck = True
             part.send(signal.SIGKILL)
-        else:
-            part.send(signal.SIGSTOP)
-            go_on = asyncio.get_running_loop().create_task(self._go_on(part, blow))
-            self._calls.add(go_on)
-            go_on.add_done_callback(self._calls.discard)
+            return
+        part.send(signal.SIGSTOP)
+        if blow.act is Act.HANG:
+            part.hung = True
+            self._hangs[part.tenant] = _Hang(part, self._call(self._hang(part)))
+            return
+        stops = self._stops.setdefault(part.tenant, set())
+        go_on = self._call(self._go_on(part, blow))
+        stops.add(go_on)
+        go_on.add_done_callback(stops.discard)
+
+    def _call(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return task
 
     async def _go_on(self, part: Part, blow: Blow) -> None:
         try:
@@ -363,6 +323,39 @@ class Node:
             await asyncio.sleep(blow.lasts_s)
         finally:
             part.send(signal.SIGCONT)
+
+    async def _hang(self, part: Part) -> None:
+        """Wait until its tenant was frozen and goes on, or it was ended; where nobody minds that it
+        hangs, it is ended here.
+        """
+        began = time.monotonic()
+        await asyncio.sleep(_LOOK_EVERY_S)  # until it is stopped
+        while stands_still(part.pid) and not part.ended.done():
+            if time.monotonic() - began > HANG_S and not self._hangs[part.tenant].faulted:
+                part.struck = True
+                part.send(signal.SIGKILL)
+                await part.gone()
+            await asyncio.sleep(_LOOK_EVERY_S)
+        # Whoever is killed runs for a moment too.
+        await asyncio.wait([part.ended], timeout=_LOOK_EVERY_S)
+        by_arbiter = "killed" if part.ended.done() else "thawed"
+        end = "struck" if part.struck else by_arbiter
+        del self._hangs[part.tenant]
+        self._since.pop(f"{part.tenant} hangs", None)
+        until = time.monotonic()
+        self._note(kind="hang ended", t=began, until=until, tenant=part.tenant, end=end)
+
+    async def _victim(self, blow: Blow) -> Part:
+        """A tenant that hangs is not stopped besides: what ends the stop would end the hang."""
+        while True:
+            part = await self._living(blow.victim)
+            hang = self._hangs.get(part.tenant)
+            if blow.act is not Act.KILL and hang is not None:
+                await asyncio.wait([hang.over])
+            elif blow.act is Act.HANG and (stops := self._stops.get(part.tenant)):
+                await asyncio.wait(stops)
+            else:
+                return part
 
     async def _living(self, name: str) -> Part:
         """The process of that name, once it runs and was not killed already."""
@@ -425,8 +418,10 @@ class Node:
         await asyncio.wait([part.ended for part in parts], return_when=asyncio.FIRST_COMPLETED)
         tenant = parts[0].tenant
         assert tenant is not None
-        self._note(kind="ended", tenant=tenant, struck=any(part.struck for part in parts))
+        struck = any(part.struck or part.hung for part in parts)
+        self._note(kind="ended", tenant=tenant, struck=struck)
         for part in parts:
+            part.struck |= any(one.struck for one in parts)
             part.send(signal.SIGKILL)
         await asyncio.wait([part.ended for part in parts])
         for who in (tenant, f"{tenant} asks"):
@@ -452,8 +447,8 @@ class Node:
 
     def _gauge(self) -> list[str]:
         command = [sys.executable, "-m", "tests.chaos.gauge"]
-        command += [str(self.sizes.most), str(GAUGING_S)]
-        return command + [str(self._device(name)) for name in self.sizes.devices]
+        command += [str(self.setting.most), str(GAUGING_S)]
+        return command + [str(self._device(name)) for name in self.setting.devices]
 
     async def _nursery(self, trainer: str) -> None:
         """Where a trainer is born; the simulated device's library is told of its device at once."""

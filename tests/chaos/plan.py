@@ -27,6 +27,9 @@ LEASE_S: Final = 2.0
 LONG_S: Final = 3.0
 """How long a tenant that is to outlive its lease is stopped after the arbiter's start."""
 
+HANG_S: Final = 10.0
+"""After this time one that hangs is killed, if nobody else minds that it does."""
+
 _SHORT_S: Final = (0.02, 0.4)
 _STEPS_S: Final = (-86400.0, -3600.0, -1.0, 1.0, 3600.0, 86400.0)
 _DELAY_MEAN_S: Final = 0.02
@@ -40,6 +43,7 @@ class Act(StrEnum):
 
     KILL = "kill"  # SIGKILL
     STOP = "stop"  # SIGSTOP, and SIGCONT later
+    HANG = "hang"  # SIGSTOP, and whatever ends it is not ours to do
     STEP = "step"  # the wall clock that Python code reads jumps
 
 
@@ -88,15 +92,19 @@ _MIX: Final = (
 _AT_ONCE: Final = 0.15
 _AS_IT_STARTS: Final = 0.25
 _OUTLIVES_LEASE: Final = 0.02
+_HANGS: Final = 0.08
 
 
-def plan(seed: int, blows: int) -> tuple[Blow, ...]:
-    """The first `blows` blows of a seed; a longer plan begins like a shorter one."""
+def plan(seed: int, blows: int, *, hangs: bool = False) -> tuple[Blow, ...]:
+    """The first `blows` blows of a seed; a longer plan begins like a shorter one.
+
+    With `hangs` no stop outlives the lease: in place of it tenants hang until somebody ends that.
+    """
     chance = random.Random(seed)
     made: list[Blow] = []
     while len(made) < blows:
-        if chance.random() < _OUTLIVES_LEASE:
-            made += _lapse(chance)
+        if chance.random() < (_HANGS if hangs else _OUTLIVES_LEASE):
+            made += _hang(chance) if hangs else _lapse(chance)
         else:
             made.append(_blow(chance, made[-1] if made else None))
     return tuple(made[:blows])
@@ -148,3 +156,13 @@ def _lapse(chance: random.Random) -> tuple[Blow, Blow]:
         Blow(Act.STOP, victim, moment, _delay(chance), LONG_S, until=Moment(ARBITER, None, 1)),
         Blow(Act.KILL, ARBITER, None, _delay(chance)),
     )
+
+
+def _hang(chance: random.Random) -> tuple[Blow, ...]:
+    """A tenant that hangs, half of them while the arbiter is killed: their session is lost too."""
+    victim = chance.choice([*PARTS])
+    moment = Moment(PARTS[victim], chance.choice(_PHASES), 1)
+    hang = Blow(Act.HANG, victim, moment, _delay(chance))
+    if chance.random() < 0.5:
+        return (hang,)
+    return hang, Blow(Act.KILL, ARBITER, None, _delay(chance))

@@ -15,6 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 EVERYTHING = 163
 """A seed whose first 20 blows kill each party once, stop five, step a clock, outlive a lease."""
 
+HANGING = 3787
+"""A seed whose first 12 blows have trainer-a hang as it is to leave, and wide as it restores."""
+
 AFTER_A_GRANT = 117
 """A seed whose first blow kills the arbiter some ms after it granted a turn."""
 
@@ -45,6 +48,18 @@ def test_nothing_is_violated(tmp_path: Path, beside: bool) -> None:
     assert (report["most_mib"]["gpu0"] > 20) is beside
     assert set(report["updates"]) == {"trainer-a", "trainer-b", "wide"}
     assert report["looks"] > report["samples"] > 0
+
+
+def test_whoever_hangs_is_frozen_or_killed_and_nobody_is_stuck(tmp_path: Path) -> None:
+    """What a blow finds of it is up to the machine too: three runs, if need be."""
+    ends: set[str] = set()
+    for run in range(3):
+        status, report = chaos(tmp_path / str(run), HANGING, 12, "--ladder")
+        assert (status, report["violations"]) == (0, []), report
+        assert report["blows"]["hang trainer-a"] == report["blows"]["hang wide"] == 1
+        if (ends := ends | set(report["hangs"])) >= {"thawed", "killed"}:
+            return
+    raise AssertionError(f"three runs saw no end of a hang but {ends}")
 
 
 def caught(folder: Path, seed: int, kills: int, cheat: str) -> str:

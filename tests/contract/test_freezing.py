@@ -12,6 +12,7 @@ import pytest
 from dra_driver.devices import DeviceError, NoRoom, freezing
 from dra_driver.devices.freezing import stands_still
 from dra_driver.devices.simulated import SimulatedDevice
+from tandem import observer
 from tests.contract.node_lab import DEVICE_SIZE, Child, Node, node
 from tests.contract.scripted_tenant import held
 from tests.contract.test_turn import ends, go, program
@@ -48,6 +49,13 @@ def used(device: Path) -> int:
     return (fs.f_blocks - fs.f_bfree) * fs.f_frsize
 
 
+def witnessed(child: Child, device: Path) -> int:
+    """What it holds by the observer's account, which shares no code with the arbiter's."""
+    (process,) = (one for one in observer._processes() if one.pid == child.pid)
+    devices = [observer.Device.of("gpu0", device)]
+    return sum(block.size for _, held in observer._held(process, devices) for block in held)
+
+
 def goes_on(lab: Node) -> None:
     """Its session hears then that it has a turn, before its user can leave that."""
     lab.events.wait(lambda event: "goes on" in event.get("message", ""))
@@ -77,8 +85,10 @@ with tandem.turn("a") as turn:
         DEVICE=str(gpu(lab, arbiter)),
     )
     a.out.wait_for(epoch=1)
+    assert witnessed(a, gpu(lab, arbiter)) == SIZE
     assert b.acquire() == 2
     assert used(gpu(lab, arbiter)) == 0
+    assert witnessed(a, gpu(lab, arbiter)) == 0
     assert stands_still(a.pid)
     b.yield_turn()
     goes_on(lab)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.model.records import Spec
+from tests.model.begun import in_turns
 from tests.model.walk import Faults, Walked, walk
 from tests.model.world import World
-from tests.model.worlds import UNRELIABLE, WORLDS
+from tests.model.worlds import BEGUN, UNRELIABLE, WORLDS
 
 FLOOR = {
     "two turns each": 7_500,
@@ -44,6 +44,10 @@ FLOOR = {
     "overlapping, accounting lags": 3_000,
     "overlapping, a wait is given up": 3_000,
     "a pod's memory is short": 13_000,
+    "two have turns, a wide one waits, the arbiter crashes": 25_000,
+    "a wide one has its turn, two wait, a session breaks": 13_000,
+    "one of three keeps some, a session breaks": 29_000,
+    "one of three has its turn, each its priority, the arbiter crashes": 13_000,
     "a message is lost, and a session breaks": 30_000,
     "a message overtakes another": 15_000,
     "overlapping, a message is lost": 4_500,
@@ -56,7 +60,19 @@ FLOOR = {
 @pytest.mark.parametrize("name", WORLDS)
 def test_every_history(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each invariant holds in each state, and in none somebody waits for ever."""
-    walked = walked_through(name, *WORLDS[name], capsys)
+    spec, faults = WORLDS[name]
+    walked = walked_through(name, World(spec), faults, capsys)
+    assert not walked.stuck, walked.stuck[0]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", BEGUN)
+def test_every_history_of_three_from_their_turns_on(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the first hello on there are too many."""
+    spec, holders, faults = BEGUN[name]
+    walked = walked_through(name, in_turns(spec, *holders), faults, capsys)
     assert not walked.stuck, walked.stuck[0]
 
 
@@ -66,13 +82,14 @@ def test_every_history_of_an_unreliable_stream(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each invariant holds in each state."""
-    walked_through(name, *UNRELIABLE[name], capsys)
+    spec, faults = UNRELIABLE[name]
+    walked_through(name, World(spec), faults, capsys)
 
 
 def walked_through(
-    name: str, spec: Spec, faults: Faults, capsys: pytest.CaptureFixture[str]
+    name: str, world: World, faults: Faults, capsys: pytest.CaptureFixture[str]
 ) -> Walked:
-    walked = walk(World(spec), faults)
+    walked = walk(world, faults)
     with capsys.disabled():
         print(f"\n{name}: {walked.states} states, {walked.edges} steps ", end="")
     assert walked.states >= FLOOR[name]

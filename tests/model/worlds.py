@@ -179,6 +179,22 @@ WORLDS: dict[str, tuple[Spec, Faults]] = {
     "a pod's memory is short": (cramped(2), Faults(crowds=2)),
 }
 
+BEGUN: dict[str, tuple[Spec, tuple[str, ...], Faults]] = {
+    "two have turns, a wide one waits, the arbiter crashes": (
+        wide(),
+        ("a", "b"),
+        Faults(crashes=1),
+    ),
+    "a wide one has its turn, two wait, a session breaks": (wide(), ("w",), Faults(breaks=1)),
+    "one of three keeps some, a session breaks": (three(), ("a",), Faults(breaks=1)),
+    "one of three has its turn, each its priority, the arbiter crashes": (
+        ranked(),
+        ("a",),
+        Faults(crashes=1),
+    ),
+}
+"""Three tenants, and who of them have turns at the beginning."""
+
 UNRELIABLE: dict[str, tuple[Spec, Faults]] = {
     "a message is lost, and a session breaks": (pair(1), Faults(drops=1, breaks=1)),
     "a message overtakes another": (pair(2), Faults(overtakes=1)),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from claim_phases.escalation import Step
 from claim_phases.phases import Phase
 from tandem.run_files import (
     ArbiterStart,
@@ -19,6 +20,7 @@ from tests.chaos.judge import (
     Above,
     ArbiterEnd,
     Chaos,
+    Hang,
     Struck,
     TenantEnd,
     Word,
@@ -75,11 +77,30 @@ QUIET = Chaos(
 )
 
 
+FROZEN = replace(
+    QUIET,
+    run=replace(
+        QUIET.run,
+        conditions=(
+            Condition(1.5, "Escalated", "a", None, None, "a is to be frozen", Step.CHECKPOINT),
+        ),
+    ),
+    words=(word(1.2, "a", "turn", 1), word(1.6, "b", "turn", 2)),
+    blows=(Struck(1.3, "hang", "a", "a"),),
+    hangs=(Hang(1.3, 2.0, "a", "thawed"),),
+    refusing=False,
+)
 AHEAD = replace(QUIET, run=replace(QUIET.run, rooms=(Room(1.05, "a", 1, 15 * MIB, ("gpu0",)),)))
 
 
 def test_a_run_in_order_has_no_violations() -> None:
     assert judge(QUIET) == ()
+
+
+def test_one_that_hangs_is_made_to_leave_and_then_told_so() -> None:
+    assert judge(FROZEN) == ()
+    lost = word(2.1, "a", "failed", why="TurnLost: it did not park within 3 s")
+    assert judge(replace(FROZEN, words=(*FROZEN.words, lost))) == ()
 
 
 def test_two_may_hold_a_device_where_one_was_given_room_while_it_waited() -> None:
@@ -131,6 +152,18 @@ def test_two_may_hold_a_device_where_one_was_given_room_while_it_waited() -> Non
         (
             replace(QUIET, tenant_ends=(TenantEnd(1.5, "a", struck=False),), digests={"a": ""}),
             "a ended by itself",
+        ),
+        (
+            replace(FROZEN, hangs=(Hang(1.6, 2.0, "a", "thawed"),)),
+            "a did not hang at 1.50 s, and yet: a is to be frozen",
+        ),
+        (
+            replace(FROZEN, hangs=(Hang(1.3, 2.0, "b", "thawed"),)),
+            "a did not hang at 1.50 s, and yet: a is to be frozen",
+        ),
+        (
+            replace(FROZEN, words=(word(1.7, "b", "failed", why="TurnRefused: a is at fault: x"),)),
+            "b got no turn at 1.70 s: TurnRefused: a is at fault: x",
         ),
         (
             replace(

@@ -53,6 +53,17 @@ def test_a_thousand_blows_fall_on_everyone_in_every_phase() -> None:
     assert moments[None] > 50  # at once after another
 
 
+def test_with_a_ladder_tenants_hang_in_every_phase_and_none_outlives_its_lease_alone() -> None:
+    blows = plan(1, 1000, hangs=True)
+    hangs = [blow for blow in blows if blow.act is Act.HANG]
+    assert {blow.victim for blow in hangs} == set(PARTS)
+    assert {blow.after.phase for blow in hangs if blow.after} == set(Phase) - {Phase.FAULTED}
+    assert all(blow.until is None for blow in blows)
+    after = [then for blow, then in pairwise(blows) if blow.act is Act.HANG]
+    at_once = [blow for blow in after if blow.after is None and blow.victim == ARBITER]
+    assert 0.3 < len(at_once) / len(hangs) < 0.7  # their session is lost too
+
+
 def test_an_arbiters_start_is_awaited_only_after_its_end() -> None:
     for seed in range(20):
         blows = plan(seed, 200)

@@ -118,8 +118,16 @@ def test_a_resident_tenant_runs_again_without_a_restore() -> None:
     tenancy = yielded()
     assert tenancy.want(11) == [Say(Acquire(11))]
     assert phase_of(tenancy) is Phase.YIELDED
-    assert tenancy.heard(Granted(4, 11)) == [Answer(4)]
+    assert tenancy.heard(Granted(4, 11)) == [Say(Restored(4)), Answer(4)]
     assert tenancy.holds
+
+
+def test_a_resident_engine_tells_the_version_of_the_weights_that_it_had() -> None:
+    tenancy = restoring()
+    tenancy.restored(3, 8)
+    tenancy.leave()
+    tenancy.want(11)
+    assert tenancy.heard(Granted(4, 11)) == [Say(Restored(4, 8)), Answer(4), Left()]
 
 
 def test_parked_while_the_user_waits_for_its_next_turn() -> None:
@@ -175,7 +183,7 @@ def test_a_cancelled_resume_that_is_granted_all_the_same_is_yielded() -> None:
     tenancy = yielded()
     tenancy.want(11)
     assert tenancy.unwant() == [Say(Cancel(11))]
-    assert tenancy.heard(Granted(4, 11)) == [Say(Yield(4))]
+    assert tenancy.heard(Granted(4, 11)) == [Say(Restored(4)), Say(Yield(4))]
     assert phase_of(tenancy) is Phase.YIELDED
 
 

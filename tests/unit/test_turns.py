@@ -1312,7 +1312,7 @@ def test_an_acquire_on_behalf_of_the_holder_is_refused_at_once_and_names_it() ->
 
 
 def test_an_acquire_on_behalf_of_the_holder_is_refused_in_a_hello_too() -> None:
-    it = trainer_in(Phase.RESTORING)
+    it = trainer_in(Phase.RUNNING)
     it.step(Lost("rollout"))
     request = it.tenant("rollout").request
     it.hello("rollout", Phase.WAITING, 0, request, caller="trainer")
@@ -1321,6 +1321,15 @@ def test_an_acquire_on_behalf_of_the_holder_is_refused_in_a_hello_too() -> None:
         Refused(request, ITSELF, "trainer"),
     ]
     assert it.phase("rollout") is Phase.PARKED
+
+
+def test_an_acquire_on_behalf_of_one_that_is_still_restored_waits_for_its_turn() -> None:
+    """That one may not have asked: it was frozen, its user yielded before, and so it will again."""
+    it = trainer_in(Phase.RESTORING)
+    it.say("rollout", Cancel(it.tenant("rollout").request))
+    it.acquire("rollout", caller="trainer")
+    assert it.heard("rollout") == []
+    assert (it.phase("rollout"), it.node.queue) == (Phase.WAITING, ["rollout"])
 
 
 def test_an_acquire_on_behalf_of_a_tenant_that_yielded_waits_for_its_turn() -> None:
