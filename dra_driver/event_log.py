@@ -5,6 +5,10 @@ and then in between, a line holds the accounts of all that was told before. So w
 last such line and what follows it has the accounts of the node since its boot: an arbiter that
 starts again, and `tandem top`. Nothing is counted twice, since each event stands either before that
 line or after it.
+
+No turn stops for this file. While it cannot be written, what is told is missing in it; a line of
+accounts is the first that is written again, so they lack nothing. A line that had room in part is
+ended before it and not cut off, since a reader that follows the file may have read that part.
 """
 
 import asyncio
@@ -44,8 +48,12 @@ class EventLog:
         self._accounts = recorded(path)
         self._told: list[dict[str, Any]] = []
         self._since_accounts = 0
-        _drop_torn_line(path)
-        self._file = path.open("a")
+        self._fd = -1
+        self._rest = b""  # of a line that is in the file in part
+        self._lacking = False  # what was told is missing in the file: accounts must come next
+        self._failing = False
+        self._closed = False
+        self._open()
         self._loop = asyncio.get_running_loop()
 
     def started(self, node: Node) -> None:
@@ -86,7 +94,11 @@ class EventLog:
     def close(self) -> None:
         """Write down the rest."""
         self.write()
-        self._file.close()
+        self._closed = True
+        try:
+            self._let_go()
+        except OSError as exc:
+            self._failed(exc)
 
     def _note(self, record: dict[str, Any]) -> None:
         if not self._told:
@@ -95,32 +107,76 @@ class EventLog:
         self._told.append({"t": self._clock(), **record})
 
     def write(self) -> None:
-        """Write down what was told by now."""
+        """Write down what was told by now, or once more try to when that failed before."""
         told, self._told = self._told, []
-        if not told or self._file.closed:
+        if self._closed or not (told or self._failing):
             return
         for record in told:
             fold(self._accounts, record)
-        lines = "".join(json.dumps(record) + "\n" for record in told)
-        self._since_accounts += len(lines)
         try:
-            self._file.write(lines)
-            self._file.flush()
-            if os.fstat(self._file.fileno()).st_size > FILE_MAX:
-                self._path.replace(before(self._path))
-                self._file.close()
-                self._file = self._path.open("a")
-                self._write_accounts()
-            elif self._since_accounts > ACCOUNTS_EVERY:
-                self._write_accounts()
+            self._add("".join(json.dumps(record) + "\n" for record in told).encode())
         except OSError as exc:
-            log.error("%s cannot be written: %s", self._path, exc)
+            self._failed(exc)
+            return
+        if self._failing:
+            self._failing = False
+            log.warning(
+                "%s can be written again: events of the time between may be missing in it, the "
+                "accounts are whole",
+                self._path,
+            )
 
-    def _write_accounts(self) -> None:
+    def _failed(self, exc: OSError) -> None:
+        if not self._failing:
+            self._failing = True
+            log.error(
+                "%s cannot be written (%s): make room for it, or make it writable; until then "
+                "turns go on, and their events are lost",
+                self._path,
+                exc,
+            )
+
+    def _add(self, lines: bytes) -> None:
+        if self._fd < 0:
+            self._open()
+            self._lacking = True
+        if self._lacking:
+            self._add_accounts()
+        else:
+            self._append(lines)
+        if os.fstat(self._fd).st_size > FILE_MAX:
+            self._path.replace(before(self._path))
+            self._let_go()
+            self._open()
+            self._add_accounts()
+        elif self._since_accounts > ACCOUNTS_EVERY:
+            self._add_accounts()
+
+    def _add_accounts(self) -> None:
         record = {"t": self._clock(), "accounts": self._accounts.to_json()}
-        self._file.write(_ACCOUNTS.decode() + json.dumps(record)[1:] + "\n")
-        self._file.flush()
+        self._append(_ACCOUNTS + json.dumps(record)[1:].encode() + b"\n")
         self._since_accounts = 0
+
+    def _append(self, lines: bytes) -> None:
+        content, done = self._rest + lines, 0
+        self._lacking = True
+        try:
+            while done < len(content):  # a write that was cut short: the next one says why
+                done += os.write(self._fd, content[done:])
+        finally:
+            if done:
+                self._rest = content[done : content.find(b"\n", done - 1) + 1]
+        self._lacking = False
+        self._since_accounts += len(lines)
+
+    def _open(self) -> None:
+        _drop_torn_line(self._path)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def _let_go(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def before(path: Path) -> Path:

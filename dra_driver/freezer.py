@@ -67,6 +67,7 @@ class Freezer:
         self._locks: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
         # Threads of their own: a copy is as much as devices hold, and no reading waits for it.
         self._copying = ThreadPoolExecutor(COPIES_MAX, "copying")
+        self._closed = False
 
     async def freeze(self, who: Membership) -> None:
         """Answers with Frozen, also where it was not possible."""
@@ -105,7 +106,8 @@ class Freezer:
         return self._folder / hashlib.sha256(life.encode()).hexdigest()
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Begin nothing more: what waits for its order is cancelled."""
+        self._closed = True
         self._copying.shutdown(wait=False, cancel_futures=True)
 
     async def drained(self) -> None:
@@ -178,6 +180,8 @@ class Freezer:
         return self._locks.setdefault(folder, asyncio.Lock())
 
     async def _try(self, what: str, work: Callable[..., _T], *arguments: object) -> _Outcome[_T]:
+        if self._closed:
+            raise asyncio.CancelledError
         try:
             loop = asyncio.get_running_loop()
             return _Outcome(await loop.run_in_executor(self._copying, work, *arguments))

@@ -1,5 +1,5 @@
 """A short slice of hack/chaos: kills, stops and clock steps on real processes, judged by the
-kernel's figures; and two arbiters with a bug that such a slice must find.
+kernel's figures; and three arbiters with a bug that such a slice must find.
 """
 
 import json
@@ -75,6 +75,10 @@ def caught(folder: Path, seed: int, kills: int, cheat: str) -> str:
 def test_an_arbiter_that_grants_before_it_measures_is_caught(tmp_path: Path) -> None:
     told = caught(tmp_path, EVERYTHING, 20, "grants-before-measuring")
     assert "more than any tenant holds" in told
+
+
+def test_an_arbiter_that_forgets_who_waits_is_caught(tmp_path: Path) -> None:
+    assert "lost its place" in caught(tmp_path, EVERYTHING, 20, "forgets-the-queue")
 
 
 def test_an_arbiter_that_stores_after_it_sends_is_caught(tmp_path: Path) -> None:

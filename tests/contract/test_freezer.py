@@ -282,6 +282,22 @@ async def test_a_copy_under_way_is_waited_for(
     assert [type(answer) for answer in told] == [Frozen, Thawed]
 
 
+async def test_what_waits_for_a_copy_is_not_begun_any_more(
+    freezer: Freezer, device: FakeDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next arbiter takes it up; nobody reads of a fault that is none."""
+    device.may_end = threading.Semaphore(0)
+    freezing = asyncio.create_task(freezer.freeze(THIS))
+    await begun(device)
+    waiting = asyncio.create_task(freezer.discard(NAME, THIS.incarnation, ("gpu-0",)))
+    await asyncio.sleep(0)
+    freezer.close()
+    device.may_end.release()
+    await asyncio.wait([freezing, waiting])
+    assert waiting.cancelled()
+    assert (device.did, caplog.messages) == (["freeze"], [])
+
+
 async def test_what_is_kept_is_private(freezer: Freezer, tmp_path: Path) -> None:
     await freezer.freeze(THIS)
     assert (tmp_path / "frozen").stat().st_mode & 0o777 == 0o700

@@ -1,7 +1,16 @@
-"""The file of events with the accounts in it: torn, begun anew, damaged, from another version."""
+"""The file of events with the accounts in it: torn, begun anew, damaged, from another version.
+
+And on a full disk: see `Room`.
+"""
 
 import asyncio
 import json
+import logging
+import os
+import resource
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -15,6 +24,7 @@ from claim_phases.phases import Phase
 from dra_driver import event_log
 from dra_driver.event_log import EventLog, before, recorded
 from tandem import run_files
+from tandem.books import Books
 
 WHO = Membership("x", "trainer", "x-1", ("gpu0",), None, 0)
 
@@ -27,6 +37,29 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class Room:
+    """What the disk has room for: the kernel itself cuts a write short, and refuses the next."""
+
+    def __init__(self) -> None:
+        self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def left(self, path: Path, more: int) -> None:
+        """The file has room for so many bytes more."""
+        size = path.stat().st_size if path.is_file() else 0
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + more, self._limits[1]))
+
+    def made(self) -> None:
+        """There is enough again."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    room = Room()
+    yield room
+    room.made()
 
 
 @pytest.fixture
@@ -209,3 +242,267 @@ def test_there_are_no_accounts_without_a_file(path: Path) -> None:
 def test_whoever_reads_a_run_knows_every_condition_that_an_arbiter_tells() -> None:
     read = get_type_hints(run_files.Condition)["condition"]
     assert set(get_args(read)) == {kind.value for kind in ConditionKind}
+
+
+# -- a file that cannot be written -----------------------------------------------------------------
+
+LEFT = [0, 1, 100, 133, 250, 400, 700]
+"""Room for less than three turns: a part of a line (133: one that is whole), or some before it."""
+
+
+def running(path: Path) -> EventLog:
+    """A log with a turn in its file."""
+    log = opened(path, clock := Clock())
+    log.joined(WHO, "job")
+    run_for(log, clock, 5.0)
+    log.write()
+    return log
+
+
+def clock_of(log: EventLog) -> Clock:
+    assert isinstance(log._clock, Clock)
+    return log._clock
+
+
+def took_a_turn(log: EventLog, seconds: float = 5.0) -> None:
+    """And each event was to be written before the next."""
+    clock = clock_of(log)
+    went(log, clock, Phase.RESTORING, Phase.RUNNING)
+    log.write()
+    clock.now += seconds
+    went(log, clock, Phase.RUNNING, Phase.YIELDED)
+    log.write()
+
+
+def take_turns(log: EventLog) -> None:
+    """Three; the events of the first are to be written at once."""
+    run_for(log, clock_of(log), 5.0)
+    took_a_turn(log)
+    took_a_turn(log)
+
+
+def said(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == level]
+
+
+async def test_an_outage_is_told_once_and_so_is_its_end(
+    path: Path, room: Room, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = running(path)
+    for outage in (1, 2):
+        room.left(path, 100)
+        for _ in range(5):
+            took_a_turn(log)
+        assert len(said(caplog, logging.ERROR)) == outage
+        assert len(said(caplog, logging.WARNING)) == outage - 1
+        room.made()
+        took_a_turn(log)
+        took_a_turn(log)
+        assert len(said(caplog, logging.WARNING)) == outage
+    assert said(caplog, logging.ERROR)[0] == (
+        f"{path} cannot be written ([Errno 27] File too large): make room for it, or make it "
+        f"writable; until then turns go on, and their events are lost"
+    )
+    assert said(caplog, logging.WARNING)[0] == (
+        f"{path} can be written again: events of the time between may be missing in it, the "
+        f"accounts are whole"
+    )
+    log.close()
+
+
+@pytest.mark.parametrize("left", LEFT)
+async def test_after_an_outage_every_line_is_whole_and_what_was_there_stays(
+    path: Path, room: Room, left: int
+) -> None:
+    log = running(path)
+    room.left(path, left)
+    take_turns(log)
+    full = content(path)
+    room.made()
+    took_a_turn(log)
+    log.close()
+    assert content(path).startswith(full)  # a reader that came so far can read on
+    assert {line["kind"] for line in lines(path)} == {"start", "tenant", "phase", "accounts"}
+
+
+@pytest.mark.parametrize("left", LEFT)
+async def test_after_an_outage_the_accounts_come_first_and_are_those_in_memory(
+    path: Path, room: Room, left: int
+) -> None:
+    log = running(path)
+    room.left(path, left)
+    take_turns(log)
+    full = content(path)
+    room.made()
+    took_a_turn(log)
+    rest, _, accounts = content(path)[len(full) :].partition(b'{"kind": "accounts"')
+    assert rest.count(b"\n") == (not full.endswith(b"\n"))  # the end of the line that was torn
+    assert accounts.count(b"\n") == 2  # and the turn's other event
+    assert recorded(path).to_json() == log._accounts.to_json()
+    took_a_turn(log)
+    assert recorded(path).to_json() == log._accounts.to_json()
+    assert recorded(path).tenants["x"].account.turns == 6
+    assert recorded(path).tenants["x"].account.running == 30_000_000_000
+    log.close()
+
+
+@pytest.mark.parametrize("left", LEFT)
+async def test_readers_that_follow_the_file_come_through_an_outage(
+    path: Path, room: Room, left: int
+) -> None:
+    log = running(path)
+    followed = run_files.events(path.parent)
+    with closing(Books(path.parent)) as books:
+        for outage in (1, 2):
+            room.left(path, left)
+            take_turns(log)
+            books.read()
+            followed.read()
+            room.made()
+            took_a_turn(log)
+            books.read()
+            assert any(isinstance(one, run_files.AccountsKept) for one in followed.read())
+            assert books.at(0.0).tenants["x"].account.turns == 1 + outage * 4
+            assert books.at(0.0).to_json() == log._accounts.at(0.0).to_json()
+    log.close()
+    assert not [note for note in run_files.read_run(path.parent).notes if "torn" in note]
+
+
+@pytest.mark.parametrize("left", LEFT)
+async def test_what_was_read_after_an_outage_is_read_after_a_kill_too(
+    path: Path, room: Room, left: int
+) -> None:
+    """Though nothing more was told: Prometheus must not see a counter go backwards."""
+    log = running(path)
+    room.left(path, left)
+    take_turns(log)
+    during = log.accounts()
+    assert during.tenants["x"].account.turns == 4
+    room.made()
+    read = log.accounts()
+    assert read.to_json() == during.to_json()
+    again = EventLog(path, log._clock)  # nothing was closed: the other was killed
+    assert again.accounts().to_json() == read.to_json()
+    again.close()
+    log.close()
+
+
+@pytest.mark.parametrize("left", LEFT)
+async def test_an_arbiter_that_starts_in_an_outage_has_what_the_file_has(
+    path: Path, room: Room, left: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = running(path)
+    room.left(path, left)
+    take_turns(log)
+    log.close()  # killed or not: there is no room for more
+    kept = recorded(path)
+    room.left(path, 0)
+    again = EventLog(path, log._clock)
+    assert again.accounts().to_json() == kept.at(log._clock()).to_json()
+    took_a_turn(again)
+    room.made()
+    took_a_turn(again)
+    assert recorded(path).to_json() == again._accounts.to_json()
+    x = kept.tenants["x"]
+    turns = x.account.turns + 2 - (x.phase is Phase.RUNNING)  # maybe it still is
+    assert recorded(path).tenants["x"].account.turns == turns
+    assert {line["kind"] for line in lines(path)} == {"start", "tenant", "phase", "accounts"}
+    assert len(said(caplog, logging.ERROR)) == 2
+    again.close()
+
+
+@pytest.mark.parametrize("left", LEFT)
+async def test_an_arbiter_that_ends_in_an_outage_ends(path: Path, room: Room, left: int) -> None:
+    log = running(path)
+    room.left(path, left)
+    take_turns(log)
+    log.close()
+    full = content(path)
+    room.made()
+    log.close()  # the arbiter does so twice
+    assert content(path) == full
+
+
+async def test_an_arbiter_that_ends_after_an_outage_writes_down_the_accounts(
+    path: Path, room: Room
+) -> None:
+    log = running(path)
+    room.left(path, 100)
+    took_a_turn(log)
+    room.made()
+    log.close()
+    assert lines(path)[-1]["kind"] == "accounts"
+    assert recorded(path).tenants["x"].account.turns == 2
+
+
+async def test_an_outage_takes_no_memory(path: Path, room: Room) -> None:
+    log = running(path)
+    room.left(path, 100)
+    took_a_turn(log)
+    tracemalloc.start()
+    for _ in range(200):
+        took_a_turn(log, 0.0)
+        await asyncio.sleep(0)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 40_000  # a tenth of what was told
+    log.close()
+
+
+async def test_a_file_that_cannot_be_begun_anew_has_the_accounts_at_its_head_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = running(path)
+    monkeypatch.setattr(event_log, "FILE_MAX", 1)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # as if no inode were left
+    try:
+        took_a_turn(log)
+        took_a_turn(log)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert begun_anew(path)
+    with pytest.raises(FileNotFoundError):
+        content(path)
+    assert len(said(caplog, logging.ERROR)) == 1
+    monkeypatch.setattr(event_log, "FILE_MAX", 1 << 20)
+    took_a_turn(log)
+    assert [line["kind"] for line in lines(path)] == ["accounts", "phase"]
+    assert recorded(path).to_json() == log._accounts.to_json()
+    assert recorded(path).tenants["x"].account.turns == 4
+    log.close()
+
+
+async def test_while_a_large_file_cannot_be_put_aside_events_go_to_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = running(path)
+    before(path).mkdir()
+    monkeypatch.setattr(event_log, "FILE_MAX", 1)
+    take_turns(log)
+    assert [line["kind"] for line in lines(path)][2:] == ["phase"] * 8
+    assert len(said(caplog, logging.ERROR)) == 1
+    before(path).rmdir()
+    took_a_turn(log)
+    assert lines(path)[0]["kind"] == "accounts"
+    assert recorded(path).tenants["x"].account.turns == 5
+    log.close()
+
+
+async def test_a_pipe_that_nobody_reads_for_a_while_goes_on(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    log = running(path)
+    told = [json.loads(line)["kind"] for line in os.read(reader, 1 << 16).splitlines()]
+    assert told == ["start", "tenant", "phase", "phase"]
+    os.close(reader)
+    take_turns(log)
+    assert len(said(caplog, logging.ERROR)) == 1
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    took_a_turn(log)
+    told = [json.loads(line)["kind"] for line in os.read(reader, 1 << 16).splitlines()]
+    assert told == ["accounts", "phase"]
+    log.close()
+    os.close(reader)
