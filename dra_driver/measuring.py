@@ -1,9 +1,10 @@
 """What a device holds, and whose that is by the processes that hold it."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from claim_phases.events import Usage
-from dra_driver.devices import Device
+from dra_driver.devices import Blocks, Device
 from dra_driver.processes import ending, runs
 from dra_driver.roster import Roster
 
@@ -22,16 +23,26 @@ def attributed(device: Device, roster: Roster) -> Usage:
     used = device.read().used
     holders = device.holders()
     owners = roster.owners(holders)
-    tenants: dict[str, int] = {}
-    foreign = 0
-    for pid, size in holders.items():
+    mine: dict[str, list[Blocks]] = {}
+    foreign: list[Blocks] = []
+    for pid, blocks in holders.items():
         if pid in owners:
-            tenants[owners[pid]] = tenants.get(owners[pid], 0) + size
+            mine.setdefault(owners[pid], []).append(blocks)
         elif runs(pid):  # else it ended meanwhile, and its memory with it
-            foreign += size
-    budgets = tuple((tenant, roster.budget(tenant, device.name)) for tenant in tenants)
-    usage = Usage(device.name, used, tuple(sorted(tenants.items())), foreign, budgets)
+            foreign.append(blocks)
+    tenants = tuple(sorted((tenant, _together(held)) for tenant, held in mine.items()))
+    budgets = tuple((tenant, roster.budget(tenant, device.name)) for tenant, _ in tenants)
+    usage = Usage(device.name, used, tenants, _together(foreign), budgets)
     held = used - usage.unknown
     if not usage.unknown or device.read().used <= held:  # what was freed meanwhile is nobody's
         return usage
     return replace(usage, ending=frozenset(roster.owners(ending()).values()))
+
+
+def _together(held: Iterable[Blocks]) -> int:
+    """Bytes; a block that several processes map, as those that were forked do, is there once."""
+    largest: dict[int, int] = {}
+    for blocks in held:
+        for block, size in blocks.items():
+            largest[block] = max(size, largest.get(block, 0))
+    return sum(largest.values())

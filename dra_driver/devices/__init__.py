@@ -1,6 +1,6 @@
 """What the driver measures on a device, whatever the device is."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,17 +20,21 @@ class Reading:
     total: int  # bytes: what tenants may hold at most
 
 
+Blocks = Mapping[int, int]
+"""Bytes of blocks of a device, by their numbers: a block that two processes map has one number."""
+
+
 class Device(Protocol):
     name: str
 
     def read(self) -> Reading:
         """Raises DeviceError: then what tenants have on the device counts as lost."""
 
-    def holders(self) -> dict[int, int]:
-        """Bytes of this device that each process maps, by pid; only processes that map any.
+    def holders(self) -> dict[int, Blocks]:
+        """What of this device each process maps, by pid; only processes that map any.
 
-        Memory that two processes map counts for both. What `read` calls used and no holder maps is
-        unknown: it belongs to a process that may not be looked at. Raises DeviceError.
+        What `read` calls used and no holder maps is unknown: it belongs to a process that may not
+        be looked at. Raises DeviceError.
         """
 
     def freeze(self, of_tenant: Callable[[], Collection[int]], folder: Path) -> int:

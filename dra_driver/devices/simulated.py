@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from dra_driver.devices import DeviceError, NoRoom, Reading, freezing
+from dra_driver.devices import Blocks, DeviceError, NoRoom, Reading, freezing
 from dra_driver.processes import all_pids
 
 
@@ -41,11 +41,11 @@ class SimulatedDevice:
         total = fs.f_blocks * fs.f_frsize - self._reserve
         return Reading((fs.f_blocks - fs.f_bfree) * fs.f_frsize, total)
 
-    def holders(self) -> dict[int, int]:
+    def holders(self) -> dict[int, Blocks]:
         """Walks /proc: a millisecond or two for a vLLM process, which has a thousand mappings."""
         number = self._number()
         dev = b"%02x:%02x" % (os.major(number), os.minor(number))
-        held: dict[int, int] = {}
+        held: dict[int, Blocks] = {}
         for pid in all_pids():
             if mapped := _mapped(pid, dev):
                 held[pid] = mapped
@@ -97,15 +97,15 @@ class SimulatedDevice:
         return self._dev
 
 
-def _mapped(pid: int, dev: bytes) -> int:
-    """Bytes; 0 for a process that ended meanwhile or may not be looked at."""
+def _mapped(pid: int, dev: bytes) -> Blocks:
+    """By inode; nothing of a process that ended meanwhile or may not be looked at."""
     try:
         maps = Path("/proc", str(pid), "maps").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return 0
+        return {}
     mark = b" %b " % dev
     if mark not in maps:
-        return 0
+        return {}
     ranges: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
     links: dict[bytes, str] = {}
     for line in _lines_with(mark, maps):
@@ -117,13 +117,12 @@ def _mapped(pid: int, dev: bytes) -> int:
         first = int(offset, 16)
         ranges[inode].append((first, first + end - start))
         links[inode] = f"{start:x}-{end:x}"
-    covered = {inode: _union(of_file) for inode, of_file in ranges.items()}
+    covered = {int(inode): _union(of_file) for inode, of_file in ranges.items()}
     if freezing.stands_still(pid):  # what was taken from it meanwhile is mapped all the same
         with contextlib.suppress(OSError):
-            return sum(
-                min(size, freezing.allocated(pid, links[inode])) for inode, size in covered.items()
-            )
-    return sum(covered.values())
+            there = {int(inode): freezing.allocated(pid, link) for inode, link in links.items()}
+            covered = {inode: min(size, there[inode]) for inode, size in covered.items()}
+    return {inode: size for inode, size in covered.items() if size}
 
 
 def _lines_with(mark: bytes, text: bytes) -> Iterator[bytes]:

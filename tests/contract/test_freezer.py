@@ -12,7 +12,7 @@ import pytest
 from claim_phases.events import Frozen, Thawed
 from claim_phases.node import Device, Membership, Node, Tenant
 from claim_phases.phases import Phase
-from dra_driver.devices import DeviceError, NoRoom, Reading
+from dra_driver.devices import Blocks, DeviceError, NoRoom, Reading
 from dra_driver.freezer import Freezer
 from dra_driver.roster import Part
 from tests.contract.test_admission import Roster, life_of
@@ -45,7 +45,7 @@ class FakeDevice:
     def read(self) -> Reading:
         return Reading(0, 1)
 
-    def holders(self) -> dict[int, int]:
+    def holders(self) -> dict[int, Blocks]:
         return {}
 
     def _work(self, verb: str) -> None:

@@ -18,7 +18,7 @@ from claim_phases.turns import Limits
 from dra_driver import serving
 from dra_driver.checkpoint import Allocated, Prepared
 from dra_driver.config import Agreement, Role
-from dra_driver.devices import Reading
+from dra_driver.devices import Blocks, Reading
 from dra_driver.host_memory import Hierarchy, hierarchy
 from dra_driver.pods import PodRoster
 from tests.unfrozen import Unfrozen
@@ -130,7 +130,7 @@ class Empty(Unfrozen):
     def read(self) -> Reading:
         return Reading(used=0, total=1 << 30)
 
-    def holders(self) -> dict[int, int]:
+    def holders(self) -> dict[int, Blocks]:
         return {}
 
 

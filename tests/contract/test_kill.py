@@ -12,6 +12,7 @@ import pytest
 from claim_phases.node import Device, Node, Tenant
 from claim_phases.turns import Limits, Turns
 from dra_driver.arbiter import Arbiter
+from dra_driver.devices import Blocks
 from dra_driver.event_log import EventLog
 from dra_driver.journal import Journal
 from tests.contract.test_admission import Peers, Roster, life_of
@@ -25,8 +26,8 @@ class Held:
     def __init__(self, *pids: int) -> None:
         self._pids = pids
 
-    def holders(self) -> dict[int, int]:
-        return dict.fromkeys(self._pids, 1)
+    def holders(self) -> dict[int, Blocks]:
+        return {pid: {pid: 1} for pid in self._pids}
 
 
 class Owners(Roster):

@@ -1,19 +1,23 @@
-"""Whose memory is it when the process that holds it has begun to end? On a real tmpfs.
+"""Whose memory is it when processes share it, or the one that holds it has begun to end?
 
-A process whose first thread has ended, while another goes on, stays as one that is killed is for an
-instant: its memory is in use, and its mappings are shown no more.
+On a real tmpfs a process whose first thread has ended, while another goes on, stays as one that is
+killed is for an instant: its memory is in use, and its mappings are shown no more.
 """
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from claim_phases.events import Headroom
 from claim_phases.node import Membership
+from dra_driver import measuring
+from dra_driver.devices import Blocks, Reading
 from dra_driver.peers import Peer
 from dra_driver.roster import NotAMember, Part
 from tests.contract import simdevice_env
+from tests.unfrozen import Unfrozen
 
 MIB = 1 << 20
 
@@ -84,6 +88,40 @@ class OneTenant:
 
     def processes(self, who: Membership) -> frozenset[int]:
         return frozenset()
+
+
+class Shares(Unfrozen):
+    """A device of which processes hold these blocks."""
+
+    name = "gpu0"
+
+    def __init__(self, holders: Mapping[int, Blocks]) -> None:
+        self._holders = dict(holders)
+
+    def read(self) -> Reading:
+        return Reading(used=7, total=10)
+
+    def holders(self) -> dict[int, Blocks]:
+        return self._holders
+
+
+class Family(OneTenant):
+    """Of these processes each is tenant a's."""
+
+    def __init__(self, *pids: int) -> None:
+        self._pids = pids
+
+    def owners(self, pids: Iterable[int]) -> dict[int, str]:
+        return {pid: "a" for pid in pids if pid in self._pids}
+
+
+def test_what_processes_share_since_a_fork_is_there_once() -> None:
+    me, other = os.getpid(), os.getppid()
+    device = Shares({me: {1: 4, 2: 1}, other: {1: 3, 3: 2}})
+    theirs = measuring.attributed(device, Family(me, other))
+    assert (theirs.tenants, theirs.foreign) == ((("a", 7),), 0)
+    strangers = measuring.attributed(device, Family())
+    assert (strangers.tenants, strangers.foreign) == ((), 7)
 
 
 def test_who_ends_is_named_while_its_memory_is_nobody_s(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from claim_phases.turns import Limits
 from dra_driver import node_file, serving
-from dra_driver.devices import Reading
+from dra_driver.devices import Blocks, Reading
 from dra_driver.local import LocalRoster
 from dra_driver.processes import Registry, process
 from tests.unfrozen import Unfrozen
@@ -30,7 +30,7 @@ class CountedDevice(Unfrozen):
         self.reads += 1
         return Reading(used=0, total=1 << 20)
 
-    def holders(self) -> dict[int, int]:
+    def holders(self) -> dict[int, Blocks]:
         self.reads += 1
         return {}
 

@@ -567,6 +567,51 @@ with tandem.turn("a") as turn:
     assert a.end() == 0
 
 
+def test_workers_that_were_forked_in_a_turn_keep_its_memory_and_nobody_is_granted() -> None:
+    """pydgraph#75: a DataLoader's, which live while the turn is yielded. They inherit what the
+    trainer holds of the device, count as its own, and nothing hangs.
+    """
+    with node(verify_s=0.2, watch_s=0.05) as lab:
+        lab.claim("claim", "a", "b")
+        arbiter = lab.arbiter()
+        b = lab.tenant("b")
+        a = program(
+            lab,
+            """
+import torch.utils.data
+from tests.contract.scripted_tenant import held
+SIZE = 4 << 20
+with tandem.turn("a") as turn:
+    block = held(os.environ["DEVICE"], SIZE)
+    loader = torch.utils.data.DataLoader(range(8), num_workers=2, persistent_workers=True)
+    tell(sum=sum(int(one) for one in loader))
+    block.close()
+    with turn.yielded():
+        tell(yielded=True)
+        hear()
+        tell(sum=sum(int(one) for one in loader))
+        del loader
+        tell(workers=False)
+    tell(epoch=turn.epoch)
+""",
+            DEVICE=f"/proc/{arbiter.pid}/root{lab.devices['gpu0']}",
+        )
+        a.out.wait_for(sum=28)
+        a.out.wait_for(yielded=True)
+        b.say(do="acquire")
+        lab.phase("a", "Faulted")
+        told = lab.events.wait(lambda event: event.get("condition") == "Faulted")
+        assert "4.0 MiB of gpu0 are still its" in told["message"]
+        go(a)
+        a.out.wait_for(sum=28)
+        a.out.wait_for(workers=False)
+        assert b.acquired() == 2
+        b.yield_turn()
+        a.out.wait_for(epoch=3)
+        ends(a)
+        assert lab.turns() == [(1, "a"), (2, "b"), (3, "a")]
+
+
 def test_memory_parks_while_the_process_ends(lab: Node) -> None:
     """Python's own pool takes no work any more; the rival must get its turn all the same."""
     b = lab.tenant("b")

@@ -12,7 +12,7 @@ import pytest
 
 from claim_phases.node import Device, Node
 from dra_driver import journal
-from dra_driver.devices import Reading
+from dra_driver.devices import Blocks, Reading
 from dra_driver.journal import Journal, JournalError, read
 from dra_driver.serving import load_node
 from tests.model.script import Script
@@ -207,7 +207,7 @@ class Gpu(Unfrozen):
     def read(self) -> Reading:
         return Reading(used=self._used, total=100)
 
-    def holders(self) -> dict[int, int]:
+    def holders(self) -> dict[int, Blocks]:
         return {}
 
 
