@@ -104,6 +104,7 @@ class Changes:
         jobs.begins(self.node, tenant)
         self.move(tenant, signal)
         if tenant.frozen is not None:
+            tenant.unasked = tenant.epoch
             self.thaw(tenant)
         self.send(tenant, Granted(tenant.epoch, tenant.request))
 

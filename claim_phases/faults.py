@@ -96,7 +96,8 @@ class Faults:
         tenant = self._node.tenants.get(event.tenant)
         if tenant is None:
             return
-        if tenant.thawing == event.incarnation:
+        awaited = tenant.thawing == event.incarnation
+        if awaited:
             tenant.thawing = ""
         elif tenant.frozen is None:  # else an arbiter that began anew found out how it stands
             return
@@ -111,7 +112,7 @@ class Faults:
             return
         if tenant.phase in WHOLE:
             self._do.take(tenant, Signal.LAPSE, f"it could not be thawed: {event.problem}")
-        if event.later:
+        if event.later and awaited:
             self._left_frozen(tenant)
 
     def may_be_thawed(self, tenant: Tenant) -> bool:

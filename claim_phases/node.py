@@ -8,13 +8,13 @@ from claim_phases.phases import ASIDE, Phase
 from claim_phases.policies import Objectives, PolicyName
 from claim_phases.residuals import Trend
 
-STATE_VERSION = 6
-READ_VERSIONS = (1, 2, 3, 4, 5, 6)
+STATE_VERSION = 7
+READ_VERSIONS = (1, 2, 3, 4, 5, 6, 7)
 """Version 1 has no times and no objectives, 2 nothing of restoring ahead, no failed devices and no
 trends of residuals, 3 nothing of what is kept, 4 of what is frozen, 5 no leases of tenants, and it
-does not tell the steps about the present fault from those before: what one lacks is as at the
-beginning. Version 2 does not know what parking takes of the host: nothing is asked of who was there
-before."""
+does not tell the steps about the present fault from those before, 6 not which turn was unasked:
+what one lacks is as at the beginning. Version 2 does not know what parking takes of the host:
+nothing is asked of who was there before."""
 
 _R = TypeVar("_R")
 
@@ -72,7 +72,8 @@ class Tenant:
     they run); `thawing`: the life of it that is being thawed, empty when none is. `fault` stays
     until its memory is measured to be back; `steps`: those of its ladder that were taken about it;
     `rung`: how many were, with those before it was frozen and went on. `taken` is the newest epoch
-    that was taken from it. CLOCK_MONOTONIC: `asked_at` is when it began to wait, `wanted_at` when
+    that was taken from it, `unasked` that of a turn that it did not ask for, since it was frozen,
+    until it asks again. CLOCK_MONOTONIC: `asked_at` is when it began to wait, `wanted_at` when
     it was first told to leave its present turn (0.0: it was not), `back_at` when it will want a
     turn again, by its own word. `pieces`: it can park and restore in pieces. Bytes on each device,
     beyond its residual budget: `ahead` is what it was given room for ahead of its turn, `kept` what
@@ -110,6 +111,7 @@ class Tenant:
     steps: tuple[Step, ...] = ()
     taken: int = 0
     taken_why: str = ""
+    unasked: int = 0
     pieces: bool = False
     ahead: int = 0
     kept: int = 0
@@ -257,8 +259,10 @@ class Node:
         try:
             if version == 1:
                 data = _of_version_1(data)
-            if version < STATE_VERSION:
+            if version < 6:
                 data = _of_version_5(data)
+            if version < STATE_VERSION:
+                data = _of_version_6(data)
             node = cls(
                 boot_id=data["boot_id"],
                 devices={name: _record(Device, raw) for name, raw in data["devices"].items()},
@@ -320,6 +324,10 @@ def _of_version_5(data: dict[str, Any]) -> dict[str, Any]:
     }
     devices = {name: {"failed": ""} | raw for name, raw in data["devices"].items()}
     return data | {"tenants": tenants, "devices": devices}
+
+
+def _of_version_6(data: dict[str, Any]) -> dict[str, Any]:
+    return data | {"tenants": {name: {"unasked": 0} | raw for name, raw in data["tenants"].items()}}
 
 
 def _record(kind: type[_R], raw: dict[str, Any]) -> _R:

@@ -125,7 +125,7 @@ class Tenancy:
         self._caller = ""
         self._welcomed = False
         self._restored = False  # the memory is whole
-        self._weights: int | None = None  # that it had then
+        self._weights: int | None = None  # of its newest restore
         self._held = False  # there may be something of it
         self._ahead = False  # room was made for some of it, under this epoch
         self._abandoned = False  # the turn was taken during the restore that goes on

@@ -304,12 +304,13 @@ class Turns:
                 pass
 
     def _acquire(self, tenant: Tenant, request: int, caller: str) -> None:
-        tenant.request = request
+        tenant.request, tenant.unasked = request, 0
         holder = self.node.tenants.get(caller)
         if (
             holder is not None
             and holder is not tenant
-            and holder.phase is Phase.RUNNING
+            and holder.phase in TURN
+            and holder.unasked != holder.epoch  # it may yield at once
             and holder in self.node.beside(tenant)
         ):
             self._do.refuse(

@@ -12,6 +12,7 @@ ended before it and not cut off, since a reader that follows the file may have r
 """
 
 import asyncio
+import errno
 import json
 import logging
 import mmap
@@ -35,6 +36,9 @@ FILE_MAX: Final = 64 << 20
 ACCOUNTS_EVERY: Final = 1 << 20
 """Bytes of events between two lines of accounts: what a start has to read."""
 
+RETRY_S: Final = 1.0
+"""How long a file that could not be written is left alone: all accounts are written next."""
+
 # Within a line's strings the quotes would be escaped.
 _ACCOUNTS: Final = b'{"kind": "accounts", '
 
@@ -52,8 +56,14 @@ class EventLog:
         self._rest = b""  # of a line that is in the file in part
         self._lacking = False  # what was told is missing in the file: accounts must come next
         self._failing = False
+        self._again_at = 0.0
         self._closed = False
-        self._open()
+        try:
+            self._open()
+        except OSError as exc:
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._failed(exc)
         self._loop = asyncio.get_running_loop()
 
     def started(self, node: Node) -> None:
@@ -88,11 +98,13 @@ class EventLog:
 
     def accounts(self) -> Accounts:
         """The accounts until now: each call's are no less than those of the calls before."""
+        self._again_at = 0.0
         self.write()
         return self._accounts.at(self._clock())
 
     def close(self) -> None:
         """Write down the rest."""
+        self._again_at = 0.0
         self.write()
         self._closed = True
         try:
@@ -107,12 +119,14 @@ class EventLog:
         self._told.append({"t": self._clock(), **record})
 
     def write(self) -> None:
-        """Write down what was told by now, or once more try to when that failed before."""
+        """Write down what was told by now, or after a while try again when that failed before."""
         told, self._told = self._told, []
         if self._closed or not (told or self._failing):
             return
         for record in told:
             fold(self._accounts, record)
+        if self._failing and self._lacking and self._clock() < self._again_at:
+            return
         try:
             self._add("".join(json.dumps(record) + "\n" for record in told).encode())
         except OSError as exc:
@@ -127,11 +141,12 @@ class EventLog:
             )
 
     def _failed(self, exc: OSError) -> None:
+        self._again_at = self._clock() + RETRY_S
         if not self._failing:
             self._failing = True
             log.error(
                 "%s cannot be written (%s): make room for it, or make it writable; until then "
-                "turns go on, and their events are lost",
+                "turns go on, and some of their events are lost",
                 self._path,
                 exc,
             )

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from claim_phases.events import Usage
-from dra_driver.devices import Blocks, Device
+from dra_driver.devices import Blocks, Device, covered
 from dra_driver.processes import ending, runs
 from dra_driver.roster import Roster
 
@@ -41,8 +41,8 @@ def attributed(device: Device, roster: Roster) -> Usage:
 
 def _together(held: Iterable[Blocks]) -> int:
     """Bytes; a block that several processes map, as those that were forked do, is there once."""
-    largest: dict[int, int] = {}
+    ranges: dict[int, list[tuple[int, int]]] = {}
     for blocks in held:
-        for block, size in blocks.items():
-            largest[block] = max(size, largest.get(block, 0))
-    return sum(largest.values())
+        for block, of_block in blocks.items():
+            ranges.setdefault(block, []).extend(of_block)
+    return sum(map(covered, ranges.values()))

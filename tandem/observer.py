@@ -27,7 +27,7 @@ _POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?
 class Process:
     """`start_time` is in clock ticks since boot: with the pid it names a process for good.
 
-    `stopped`: by a signal, so that it may be frozen, and what it maps be empty files.
+    `stopped`: by a signal. It may be frozen then, and the files that it maps empty.
     """
 
     pid: int

@@ -1,6 +1,6 @@
 """What the driver measures on a device, whatever the device is."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,8 +20,20 @@ class Reading:
     total: int  # bytes: what tenants may hold at most
 
 
-Blocks = Mapping[int, int]
-"""Bytes of blocks of a device, by their numbers: a block that two processes map has one number."""
+Ranges = Sequence[tuple[int, int]]
+"""Of bytes: the first, and the first after them."""
+
+Blocks = Mapping[int, Ranges]
+"""What of each block of a device; one that two processes map has one number."""
+
+
+def covered(ranges: Iterable[tuple[int, int]]) -> int:
+    """Bytes covered by ranges that may overlap: a page mapped twice counts once."""
+    total = reached = 0
+    for first, last in sorted(ranges):
+        total += max(0, last - max(first, reached))
+        reached = max(reached, last)
+    return total
 
 
 class Device(Protocol):

@@ -3,11 +3,10 @@
 import contextlib
 import errno
 import os
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from dra_driver.devices import Blocks, DeviceError, NoRoom, Reading, freezing
+from dra_driver.devices import Blocks, DeviceError, NoRoom, Reading, covered, freezing
 from dra_driver.processes import all_pids
 
 
@@ -106,7 +105,7 @@ def _mapped(pid: int, dev: bytes) -> Blocks:
     mark = b" %b " % dev
     if mark not in maps:
         return {}
-    ranges: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
+    ranges: dict[bytes, list[tuple[int, int]]] = {}
     links: dict[bytes, str] = {}
     for line in _lines_with(mark, maps):
         # proc_pid_maps(5): address perms offset dev inode path.
@@ -115,14 +114,17 @@ def _mapped(pid: int, dev: bytes) -> Blocks:
             continue  # it is in the path
         start, end = (int(address, 16) for address in addresses.split(b"-"))
         first = int(offset, 16)
-        ranges[inode].append((first, first + end - start))
+        ranges.setdefault(inode, []).append((first, first + end - start))
         links[inode] = f"{start:x}-{end:x}"
-    covered = {int(inode): _union(of_file) for inode, of_file in ranges.items()}
     if freezing.stands_still(pid):  # what was taken from it meanwhile is mapped all the same
         with contextlib.suppress(OSError):
-            there = {int(inode): freezing.allocated(pid, link) for inode, link in links.items()}
-            covered = {inode: min(size, there[inode]) for inode, size in covered.items()}
-    return {inode: size for inode, size in covered.items() if size}
+            there = {inode: freezing.allocated(pid, link) for inode, link in links.items()}
+            ranges = {
+                inode: [(0, min(covered(of_file), there[inode]))]
+                for inode, of_file in ranges.items()
+                if there[inode]
+            }
+    return {int(inode): of_file for inode, of_file in ranges.items()}
 
 
 def _lines_with(mark: bytes, text: bytes) -> Iterator[bytes]:
@@ -132,12 +134,3 @@ def _lines_with(mark: bytes, text: bytes) -> Iterator[bytes]:
         end = text.index(b"\n", found)
         yield text[text.rfind(b"\n", 0, found) + 1 : end]
         found = text.find(mark, end)
-
-
-def _union(ranges: list[tuple[int, int]]) -> int:
-    """Bytes covered by half-open ranges that may overlap: a page mapped twice counts once."""
-    covered = reached = 0
-    for start, end in sorted(ranges):
-        covered += max(0, end - max(start, reached))
-        reached = max(reached, end)
-    return covered

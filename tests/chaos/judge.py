@@ -374,17 +374,21 @@ def _ladder(chaos: Chaos) -> Iterator[str]:
             yield f"{one.tenant} did not hang at {_at(chaos, one.t)}, and yet: {one.message}"
 
 
-def _hung(chaos: Chaos, tenant: str | None, t: float) -> bool:
-    return any(hang.tenant == tenant and hang.t <= t <= hang.until for hang in chaos.hangs)
+def _hung(chaos: Chaos, tenant: str | None, t: float, and_after: float = 0.0) -> bool:
+    """Whether it did at that time, or had so many seconds before."""
+    return any(
+        hang.tenant == tenant and hang.t <= t <= hang.until + and_after for hang in chaos.hangs
+    )
 
 
 def _failures(chaos: Chaos) -> Iterator[str]:
-    hung = {hang.tenant for hang in chaos.hangs}
     for word in chaos.words:
         known = any(reason in word.why for reason in ALLOWED)
         if word.says == "broken":
             yield f"{word.who} at {_at(chaos, word.t)}: {word.why}"
-        elif word.says == "failed" and not (known and (chaos.refusing or word.who in hung)):
+        elif word.says == "failed" and not (
+            known and (chaos.refusing or _hung(chaos, word.who, word.t, and_after=chaos.bound_s))
+        ):
             yield f"{word.who} got no turn at {_at(chaos, word.t)}: {word.why}"
         elif word.says == "answered" and word.why.startswith("409"):
             yield f"{word.who} was refused as the holder that it was not: {word.why}"

@@ -329,8 +329,12 @@ class Node:
         hangs, it is ended here.
         """
         began = time.monotonic()
-        await asyncio.sleep(_LOOK_EVERY_S)  # until it is stopped
-        while stands_still(part.pid) and not part.ended.done():
+        stopped = False
+        while not part.ended.done():
+            still = stands_still(part.pid)
+            if stopped and not still:
+                break
+            stopped = stopped or still
             if time.monotonic() - began > HANG_S and not self._hangs[part.tenant].faulted:
                 part.struck = True
                 part.send(signal.SIGKILL)
@@ -338,7 +342,8 @@ class Node:
             await asyncio.sleep(_LOOK_EVERY_S)
         # Whoever is killed runs for a moment too.
         await asyncio.wait([part.ended], timeout=_LOOK_EVERY_S)
-        by_arbiter = "killed" if part.ended.done() else "thawed"
+        part.hung = part.ended.done()  # if it goes on, what ends it then is told
+        by_arbiter = "killed" if part.hung else "thawed"
         end = "struck" if part.struck else by_arbiter
         del self._hangs[part.tenant]
         self._since.pop(f"{part.tenant} hangs", None)
@@ -408,7 +413,7 @@ class Node:
             if await _before(_first_turn(self._listen), activator.ended):
                 self._since.pop(ROLLOUT, None)
                 device = str(self._device("gpu0"))
-                command = [sys.executable, "-m", "tests.chaos.engine"]
+                command = [sys.executable, "-m", "tests.light_engine"]
                 command += [str(self._engine), device, str(BLOCK)]
                 parts.append(self._start("engine", command, ROLLOUT, "a"))
             await self._life(*parts)

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tests.chaos.memory import device_memory
 from tests.chaos.words import Words
+from tests.device_memory import device_memory
 from workload_agents.errors import TandemError
 from workload_agents.session import Session
 

@@ -15,20 +15,11 @@ import sys
 import time
 from pathlib import Path
 
+from tests.device_memory import device_memory
 from workload_agents.session import Session
 
 WORK_S = 0.05
 GO, STOP = Path("/tmp/go"), Path("/tmp/stop")  # noqa: S108 - a container's own
-
-
-def device_memory(size: int) -> mmap.mmap:
-    """Memory of the simulated device, as its library takes it. Raises OSError when it is full."""
-    fd = os.open(os.environ["SIMDEVICE_DIR"], os.O_TMPFILE | os.O_RDWR)
-    try:
-        os.posix_fallocate(fd, 0, size)
-        return mmap.mmap(fd, size)
-    finally:
-        os.close(fd)
 
 
 class Memory:
@@ -45,7 +36,7 @@ class Memory:
 
     async def restore(self) -> int | None:
         if self._block is None:
-            self._block = device_memory(self._size)
+            self._block = device_memory(os.environ["SIMDEVICE_DIR"], self._size)
         return None
 
 
@@ -77,7 +68,7 @@ def intrude(size: int) -> None:
     """Use the device without a turn."""
     tell(intruder="waits")
     GO.read_text()
-    block = device_memory(size)
+    block = device_memory(os.environ["SIMDEVICE_DIR"], size)
     tell(intruder="holds")
     STOP.read_text()
     block.close()

@@ -8,7 +8,6 @@ needs root; each gets one folder, which is gone afterwards, and leads to one sam
 
 import contextlib
 import json
-import mmap
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tandem import observer
+from tests.device_memory import device_memory
 
 MIB = 1 << 20
 ROLLOUT = "0f4a2d5e-1c7b-4a39-9d42-6b1f0c2e8a71"
@@ -33,15 +33,6 @@ HELD = {
     "": 16 * MIB,
 }
 """Bytes by the cgroup of their holder; the last is in none of ours."""
-
-
-def hold(device: Path, size: int) -> mmap.mmap:
-    """Memory of the device, as the simulated device's library takes it."""
-    fd = os.open(device, os.O_TMPFILE | os.O_RDWR)
-    os.posix_fallocate(fd, 0, size)
-    held = mmap.mmap(fd, size)
-    os.close(fd)
-    return held
 
 
 def hierarchies() -> list[Path]:
@@ -66,7 +57,7 @@ def holding(device: Path, cgroup: str, size: int, within: Path) -> Iterator[None
     if pid == 0:
         if folder is not None:
             (folder / "cgroup.procs").write_text("0")
-        held = hold(device, size)
+        held = device_memory(str(device), size)
         os.write(told, b"x")
         signal.pause()
         os._exit(len(held))

@@ -10,7 +10,6 @@ import mmap
 import socket
 import sys
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,7 +17,7 @@ import grpc
 from claim_phases import wire
 from claim_phases.messages import PROTOCOL, Acquire, Hello, TenantMessage, Yield
 from claim_phases.turns_pb2 import FromArbiter
-from tests.contract import pod_memory
+from tests.device_memory import device_memory
 
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 METHOD = "/tandem.turns.v1alpha1.Turns/Session"
@@ -172,7 +171,7 @@ async def converse(path: str) -> None:
                     assert stream is not None
                     await stream.write(bytes.fromhex(command["bytes"]))
                 case "hold":
-                    held.append(pod_memory.hold(Path(command["device"]), command["size"]))
+                    held.append(device_memory(command["device"], command["size"]))
                 case "free":
                     held.pop().close()
                 case unknown:

@@ -10,12 +10,12 @@ From `{"do": "leak", "device": "/some/dir", "bytes": 4096}` on, each park leaves
 import asyncio
 import json
 import mmap
-import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from tests.device_memory import device_memory
 from workload_agents.errors import ParkFailed, RestoreFailed, TandemError
 from workload_agents.session import Session
 
@@ -33,7 +33,7 @@ class Memory:
         if why := await self._do("park"):
             raise ParkFailed(why)
         if self.leak is not None:
-            self.leaked.append(held(*self.leak))
+            self.leaked.append(device_memory(*self.leak))
 
     async def restore(self) -> int | None:
         if why := await self._do("restore"):
@@ -46,16 +46,6 @@ class Memory:
             return ""
         self.slow.discard(what)
         return await self.go.get()
-
-
-def held(device: str, size: int) -> mmap.mmap:
-    """Memory of a simulated device, until it is closed."""
-    fd = os.open(device, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, size)
-        return mmap.mmap(fd, size)
-    finally:
-        os.close(fd)
 
 
 def tell(**what: Any) -> None:

@@ -78,7 +78,9 @@ def test_an_arbiter_that_grants_before_it_measures_is_caught(tmp_path: Path) -> 
 
 
 def test_an_arbiter_that_forgets_who_waits_is_caught(tmp_path: Path) -> None:
-    assert "lost its place" in caught(tmp_path, EVERYTHING, 20, "forgets-the-queue")
+    told = caught(tmp_path, EVERYTHING, 20, "forgets-the-queue")
+    # One that it forgot may have restored ahead: that is in the way of whoever is granted then.
+    assert "lost its place" in told or "more than any tenant holds" in told
 
 
 def test_an_arbiter_that_stores_after_it_sends_is_caught(tmp_path: Path) -> None:

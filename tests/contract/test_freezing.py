@@ -14,8 +14,8 @@ from dra_driver.devices.freezing import stands_still
 from dra_driver.devices.simulated import SimulatedDevice
 from tandem import observer
 from tests.contract.node_lab import DEVICE_SIZE, Child, Node, node
-from tests.contract.scripted_tenant import held
 from tests.contract.test_turn import ends, go, program
+from tests.device_memory import device_memory
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="the files behind a process's mappings are root's to open"
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 SIZE = 10 << 20
 HOLDS = f"""
-from tests.contract.scripted_tenant import held
+from tests.device_memory import device_memory
 DEVICE, SIZE = os.environ.get("DEVICE"), {SIZE}
 SAID = bytes(range(256)) * (SIZE // 256)
 """
@@ -73,7 +73,7 @@ def test_a_tenant_that_hangs_in_its_turn_is_frozen_and_goes_on_in_its_next(lab: 
         HOLDS
         + """
 with tandem.turn("a") as turn:
-    block = held(DEVICE, SIZE)
+    block = device_memory(DEVICE, SIZE)
     block[:] = SAID
     tell(epoch=turn.epoch)
     hear()
@@ -113,7 +113,7 @@ def test_one_that_dies_while_it_is_frozen_leaves_nothing(lab: Node) -> None:
         + """
 import signal
 with tandem.turn("a") as turn:
-    block = held(DEVICE, SIZE)
+    block = device_memory(DEVICE, SIZE)
     if not os.fork():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         tell(worker=True)
@@ -143,7 +143,7 @@ def test_one_that_holds_nothing_yet_takes_nothing_without_a_turn(lab: Node) -> N
 with tandem.turn("a") as turn:
     tell(epoch=turn.epoch)
     hear()
-    block = held(DEVICE, SIZE)
+    block = device_memory(DEVICE, SIZE)
     tell(held=True)
     hear()
 """,
@@ -170,7 +170,7 @@ def device(lab: Node) -> SimulatedDevice:
 def holder(lab: Node, device: SimulatedDevice) -> Child:
     """It has most of the device, and a child of its that inherited that."""
     source = """
-block = held(DEVICE, SIZE)
+block = device_memory(DEVICE, SIZE)
 block[:] = SAID
 parent = os.fork()
 if not parent:
@@ -203,7 +203,7 @@ def test_without_room_it_stays_frozen(
 ) -> None:
     pids = [holder.pid, holder.out.wait(lambda line: "child" in line)["child"]]
     device.freeze(lambda: pids, tmp_path / "a")
-    other = held(str(device._directory), DEVICE_SIZE - SIZE // 2)
+    other = device_memory(str(device._directory), DEVICE_SIZE - SIZE // 2)
     with pytest.raises(NoRoom, match=r"gpu0: processes cannot be thawed: .*No space left"):
         device.thaw(lives, tmp_path / "a")
     assert all(map(stands_still, pids))
@@ -267,7 +267,7 @@ def test_another_file_behind_the_same_addresses_is_not_written(
     victim.write_bytes(b"x" * 4096)
     source = """
 import ctypes, mmap, signal
-block = held(DEVICE, 4096)
+block = device_memory(DEVICE, 4096)
 address = ctypes.addressof(ctypes.c_char.from_buffer(block))
 fd = os.open(os.environ["VICTIM"], os.O_RDONLY)
 libc = ctypes.CDLL(None, use_errno=True)
@@ -496,7 +496,7 @@ def test_one_that_began_after_the_freeze_is_told(
     """A container that was started again, say; it is not stopped, and the ladder goes on."""
     pids = [holder.pid, holder.out.wait(lambda line: "child" in line)["child"]]
     device.freeze(lambda: pids, tmp_path / "a")
-    late = held(str(device._directory), SIZE // 2)
+    late = device_memory(str(device._directory), SIZE // 2)
     told = f"process {os.getpid()} began later, and holds memory of it"
     with pytest.raises(DeviceError, match=told):
         device.freeze(lambda: [*pids, os.getpid()], tmp_path / "a")

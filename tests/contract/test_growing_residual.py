@@ -4,7 +4,7 @@ import mmap
 from pathlib import Path
 
 from tests.contract.node_lab import Child, Node, Tenant, node
-from tests.contract.scripted_tenant import held
+from tests.device_memory import device_memory
 
 BUDGET = 2 << 20
 LEAK = 100 << 10
@@ -12,7 +12,7 @@ LEAK = 100 << 10
 
 def watched(lab: Node, arbiter: Child) -> None:
     """The watch has attributed the device's memory since now: it found this process's there."""
-    mine = held(on_device(lab, arbiter), mmap.PAGESIZE)
+    mine = device_memory(on_device(lab, arbiter), mmap.PAGESIZE)
     lab.events.wait_for(kind="condition", condition="ForeignMemory", device="gpu0")
     mine.close()
     lab.events.wait_for(kind="condition", condition="Cleared", device="gpu0")

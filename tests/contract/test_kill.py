@@ -27,7 +27,7 @@ class Held:
         self._pids = pids
 
     def holders(self) -> dict[int, Blocks]:
-        return {pid: {pid: 1} for pid in self._pids}
+        return {pid: {pid: [(0, 1)]} for pid in self._pids}
 
 
 class Owners(Roster):

@@ -117,7 +117,7 @@ class Family(OneTenant):
 
 def test_what_processes_share_since_a_fork_is_there_once() -> None:
     me, other = os.getpid(), os.getppid()
-    device = Shares({me: {1: 4, 2: 1}, other: {1: 3, 3: 2}})
+    device = Shares({me: {1: [(0, 3)], 2: [(0, 1)]}, other: {1: [(2, 4)], 3: [(5, 7)]}})
     theirs = measuring.attributed(device, Family(me, other))
     assert (theirs.tenants, theirs.foreign) == ((("a", 7),), 0)
     strangers = measuring.attributed(device, Family())

@@ -21,6 +21,7 @@ SIZE = 64 * MIB
 PRELUDE = """
 import ctypes, json, mmap, os, random, signal, subprocess, sys, threading
 from pathlib import Path
+from dra_driver.devices import covered
 from dra_driver.devices.simulated import SimulatedDevice
 
 MIB = 1 << 20
@@ -35,7 +36,7 @@ def used():
     return DEVICE.read().used
 
 def holders():
-    return {pid: sum(blocks.values()) for pid, blocks in DEVICE.holders().items()}
+    return {pid: sum(map(covered, blocks.values())) for pid, blocks in DEVICE.holders().items()}
 """
 
 C10 = """

@@ -579,10 +579,10 @@ def test_workers_that_were_forked_in_a_turn_keep_its_memory_and_nobody_is_grante
             lab,
             """
 import torch.utils.data
-from tests.contract.scripted_tenant import held
+from tests.device_memory import device_memory
 SIZE = 4 << 20
 with tandem.turn("a") as turn:
-    block = held(os.environ["DEVICE"], SIZE)
+    block = device_memory(os.environ["DEVICE"], SIZE)
     loader = torch.utils.data.DataLoader(range(8), num_workers=2, persistent_workers=True)
     tell(sum=sum(int(one) for one in loader))
     block.close()

@@ -162,6 +162,12 @@ def test_two_may_hold_a_device_where_one_was_given_room_while_it_waited() -> Non
             "a did not hang at 1.50 s, and yet: a is to be frozen",
         ),
         (
+            replace(
+                FROZEN, words=(word(1.25, "a", "failed", why="TurnRefused: a is at fault: x"),)
+            ),
+            "a got no turn at 1.25 s",
+        ),
+        (
             replace(FROZEN, words=(word(1.7, "b", "failed", why="TurnRefused: a is at fault: x"),)),
             "b got no turn at 1.70 s: TurnRefused: a is at fault: x",
         ),

@@ -4,6 +4,7 @@ And on a full disk: see `Room`.
 """
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ from claim_phases.events import Condition, ConditionKind, PhaseChanged
 from claim_phases.node import Membership, Node
 from claim_phases.phases import Phase
 from dra_driver import event_log
-from dra_driver.event_log import EventLog, before, recorded
+from dra_driver.event_log import RETRY_S, EventLog, before, recorded
 from tandem import run_files
 from tandem.books import Books
 
@@ -265,8 +266,9 @@ def clock_of(log: EventLog) -> Clock:
 
 
 def took_a_turn(log: EventLog, seconds: float = 5.0) -> None:
-    """And each event was to be written before the next."""
+    """And each event was to be written before the next, the first when it is time to try again."""
     clock = clock_of(log)
+    clock.now += RETRY_S
     went(log, clock, Phase.RESTORING, Phase.RUNNING)
     log.write()
     clock.now += seconds
@@ -301,7 +303,7 @@ async def test_an_outage_is_told_once_and_so_is_its_end(
         assert len(said(caplog, logging.WARNING)) == outage
     assert said(caplog, logging.ERROR)[0] == (
         f"{path} cannot be written ([Errno 27] File too large): make room for it, or make it "
-        f"writable; until then turns go on, and their events are lost"
+        f"writable; until then turns go on, and some of their events are lost"
     )
     assert said(caplog, logging.WARNING)[0] == (
         f"{path} can be written again: events of the time between may be missing in it, the "
@@ -433,6 +435,58 @@ async def test_an_arbiter_that_ends_after_an_outage_writes_down_the_accounts(
     log.close()
     assert lines(path)[-1]["kind"] == "accounts"
     assert recorded(path).tenants["x"].account.turns == 2
+
+
+async def test_in_an_outage_it_is_tried_again_once_a_second_and_for_each_reading(
+    path: Path, room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All accounts are written then: on the loop that grants turns."""
+    log = running(path)
+    room.left(path, 0)
+    tries: list[bytes] = []
+
+    def write(_: int, content: bytes) -> int:
+        tries.append(content)
+        return refuse()
+
+    monkeypatch.setattr(os, "write", write)
+    for _ in range(10):
+        went(log, clock_of(log), Phase.RESTORING, Phase.RUNNING)
+        log.write()
+    assert len(tries) == 1
+    clock_of(log).now += RETRY_S
+    log.write()
+    assert len(tries) == 2
+    log.accounts()
+    assert len(tries) == 3
+
+
+def refuse() -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_a_start_without_room_for_a_new_file_goes_on(
+    path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was put aside, and the driver killed before there was another."""
+    with monkeypatch.context() as full:
+        full.setattr(os, "open", lambda *_: refuse())
+        log = opened(path, clock)
+        run_for(log, clock, 5.0)
+        log.write()
+    assert len(said(caplog, logging.ERROR)) == 1
+    took_a_turn(log)
+    assert lines(path)[0]["kind"] == "accounts"
+    log.close()
+    assert recorded(path).to_json() == log._accounts.to_json()
+
+
+def test_a_file_that_cannot_be_there_is_refused(tmp_path: Path) -> None:
+    async def starts() -> None:
+        EventLog(tmp_path / "nowhere" / "events.jsonl", Clock())
+
+    with pytest.raises(FileNotFoundError):
+        asyncio.run(starts())
 
 
 async def test_an_outage_takes_no_memory(path: Path, room: Room) -> None:

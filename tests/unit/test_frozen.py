@@ -6,7 +6,7 @@ import pytest
 
 from claim_phases.escalation import Rung, Step
 from claim_phases.events import Condition, ConditionKind, Frozen, Lost, Thawed
-from claim_phases.messages import Failed, Quiesced, Released, Restored
+from claim_phases.messages import Cancel, Failed, Quiesced, Refused, Released, Restored
 from claim_phases.phases import Phase
 from claim_phases.taints import tainted
 from tests.unit.test_turns import LIMITS, MIB, ROLLOUT, TRAINER, Scene, scene
@@ -268,3 +268,45 @@ def test_a_thaw_that_the_arbiter_did_not_live_to_hear_of(*, thawed: bool) -> Non
         it.step(Frozen("trainer", LIFE, 70 * MIB))
         assert it.thawed.pop() == "trainer"
     thaw(it)
+
+
+def test_one_whose_turn_was_taken_for_a_failed_thaw_is_absolved_by_no_later_answer() -> None:
+    """The arbiter began anew, and two thaws were ordered: by its grant, and when it learned that
+    the trainer is frozen still.
+    """
+    it = frozen(CHECKPOINT, Rung(Step.KILL, 5.0))
+    epoch = it.epoch("rollout")
+    it.restart()
+    it.hello("rollout", Phase.RUNNING, epoch, 0)
+    granted(it)
+    it.step(Frozen("trainer", LIFE, 70 * MIB))
+    assert it.thawed.pop() == "trainer"
+    fails(it, later=False)
+    assert it.phase("trainer") is Phase.FAULTED
+    fails(it, later=True)
+    assert it.phase("trainer") is Phase.FAULTED
+
+
+def test_an_acquire_on_behalf_of_one_that_was_thawed_waits_for_it_to_leave() -> None:
+    """It did not ask for this turn; its user may have yielded before, and it says so next."""
+    it = frozen()
+    granted(it)
+    it.heard("rollout")
+    it.acquire("rollout", caller="trainer")
+    thaw(it)
+    assert it.heard("rollout") == []
+    it.say("rollout", Cancel(it.tenant("rollout").request))
+    it.acquire("rollout", caller="trainer")
+    assert it.phase("rollout") is Phase.WAITING
+
+
+def test_an_acquire_on_behalf_of_one_that_asked_again_since_it_was_thawed_is_refused() -> None:
+    it = frozen()
+    granted(it)
+    thaw(it)
+    it.leave("trainer")
+    it.run("trainer")
+    it.heard("rollout")
+    request = it.acquire("rollout", caller="trainer")
+    assert [type(one) for one in it.heard("rollout")] == [Refused]
+    assert it.tenant("rollout").request == request

@@ -1,6 +1,6 @@
 """An engine that knows the routes by which vLLM is parked, and uses its memory for each completion.
 
-    python -m tests.chaos.engine PORT DEVICE BYTES
+    python -m tests.light_engine PORT DEVICE BYTES
 
 As in vLLM a request that comes while it sleeps is kept until it is awake.
 """
@@ -12,7 +12,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-from tests.chaos.memory import device_memory
+from tests.device_memory import device_memory
 
 
 class Memory:
