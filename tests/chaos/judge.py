@@ -26,6 +26,9 @@ ALLOWED: Final = (
 )
 """What a tenant may be told when it gets no turn, or loses one: that a stopped one is at fault."""
 
+AFTER_A_HANG: Final = (*ALLOWED, "it did not restore within")
+"""What one may be told that hung itself."""
+
 
 @dataclass(frozen=True)
 class Word:
@@ -374,6 +377,12 @@ def _ladder(chaos: Chaos) -> Iterator[str]:
             yield f"{one.tenant} did not hang at {_at(chaos, one.t)}, and yet: {one.message}"
 
 
+def _may_fail(chaos: Chaos, word: Word) -> bool:
+    if _hung(chaos, word.who, word.t, and_after=chaos.bound_s):
+        return any(reason in word.why for reason in AFTER_A_HANG)
+    return chaos.refusing and any(reason in word.why for reason in ALLOWED)
+
+
 def _hung(chaos: Chaos, tenant: str | None, t: float, and_after: float = 0.0) -> bool:
     """Whether it did at that time, or had so many seconds before."""
     return any(
@@ -383,12 +392,9 @@ def _hung(chaos: Chaos, tenant: str | None, t: float, and_after: float = 0.0) ->
 
 def _failures(chaos: Chaos) -> Iterator[str]:
     for word in chaos.words:
-        known = any(reason in word.why for reason in ALLOWED)
         if word.says == "broken":
             yield f"{word.who} at {_at(chaos, word.t)}: {word.why}"
-        elif word.says == "failed" and not (
-            known and (chaos.refusing or _hung(chaos, word.who, word.t, and_after=chaos.bound_s))
-        ):
+        elif word.says == "failed" and not _may_fail(chaos, word):
             yield f"{word.who} got no turn at {_at(chaos, word.t)}: {word.why}"
         elif word.says == "answered" and word.why.startswith("409"):
             yield f"{word.who} was refused as the holder that it was not: {word.why}"

@@ -270,9 +270,7 @@ class World:
                     self._do_die(name)
             case Freeze(name) | Thaw(name):
                 verb = "freeze" if isinstance(effect, Freeze) else "thaw"
-                order = (verb, name, self.node.tenants[name].who.incarnation)
-                if order not in self.orders:
-                    self.orders += (order,)
+                self.orders += ((verb, name, self.node.tenants[name].who.incarnation),)
             case Discard():
                 pass  # whoever dies leaves nothing
             case Tell():
@@ -530,7 +528,8 @@ class World:
 
     def _carried_out(self, verb: str, name: str, life: str) -> tuple[Agent, Tenant | None]:
         """Whom that was about, with what is known of this life, while it lasts."""
-        self.orders = tuple(order for order in self.orders if order != (verb, name, life))
+        at = self.orders.index((verb, name, life))
+        self.orders = self.orders[:at] + self.orders[at + 1 :]
         agent, tenant = self._own(name), self.node.tenants.get(name)
         if tenant is None or tenant.gone or tenant.who.incarnation != life or not agent.alive:
             return agent, None

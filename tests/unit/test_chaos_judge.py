@@ -101,6 +101,8 @@ def test_one_that_hangs_is_made_to_leave_and_then_told_so() -> None:
     assert judge(FROZEN) == ()
     lost = word(2.1, "a", "failed", why="TurnLost: it did not park within 3 s")
     assert judge(replace(FROZEN, words=(*FROZEN.words, lost))) == ()
+    late = word(2.1, "a", "failed", why="RestoreFailed: it did not restore within 8 s")
+    assert judge(replace(FROZEN, words=(*FROZEN.words, late))) == ()
 
 
 def test_two_may_hold_a_device_where_one_was_given_room_while_it_waited() -> None:
