@@ -57,9 +57,11 @@ class Report:
 def main() -> int:
     """Parse, run, judge, report."""
     parser = argparse.ArgumentParser(prog="hack/chaos", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of the plan (default: 1)")
     parser.add_argument("--kills", type=int, default=1000, help="blows in all (default: 1000)")
-    parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="K/N", help="deal part K")
+    parser.add_argument(
+        "--shard", type=_shard, default=(1, 1), metavar="K/N", help="deal part K of N"
+    )
     parser.add_argument(
         "--beside", action="store_true", help="tenants that find room beside each other stay"
     )

@@ -62,14 +62,14 @@ def test_whoever_hangs_is_frozen_or_killed_and_nobody_is_stuck(tmp_path: Path) -
     raise AssertionError(f"three runs saw no end of a hang but {ends}")
 
 
-def caught(folder: Path, seed: int, kills: int, cheat: str) -> str:
-    """What was found of the bug. When the blows fall is up to the machine too: three runs, if need
-    be."""
-    for run in range(3):
+def caught(folder: Path, seed: int, kills: int, cheat: str, runs: int = 3) -> str:
+    """What was found of the bug. When the blows fall is up to the machine too: several runs, if
+    need be."""
+    for run in range(runs):
         status, report = chaos(folder / str(run), seed, kills, "--cheat", cheat)
         if status:
             return "\n".join(report["violations"])
-    raise AssertionError(f"three runs did not catch an arbiter that {cheat}")
+    raise AssertionError(f"{runs} runs did not catch an arbiter that {cheat}")
 
 
 def test_an_arbiter_that_grants_before_it_measures_is_caught(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_an_arbiter_that_grants_before_it_measures_is_caught(tmp_path: Path) -> 
 
 
 def test_an_arbiter_that_forgets_who_waits_is_caught(tmp_path: Path) -> None:
-    told = caught(tmp_path, EVERYTHING, 20, "forgets-the-queue")
+    told = caught(tmp_path, EVERYTHING, 20, "forgets-the-queue", runs=8)  # 2 of 3 show it
     # One that it forgot may have restored ahead: that is in the way of whoever is granted then.
     assert "lost its place" in told or "more than any tenant holds" in told
 
