@@ -80,7 +80,6 @@ class Part:
 class _Hang:
     """`faulted`: its tenant was at fault since, so that it is the arbiter's to end."""
 
-    part: Part
     over: asyncio.Task[None]
     faulted: bool = False
 
@@ -303,7 +302,7 @@ class Node:
         part.send(signal.SIGSTOP)
         if blow.act is Act.HANG:
             part.hung = True
-            self._hangs[part.tenant] = _Hang(part, self._call(self._hang(part)))
+            self._hangs[part.tenant] = _Hang(self._call(self._hang(part)))
             return
         stops = self._stops.setdefault(part.tenant, set())
         go_on = self._call(self._go_on(part, blow))

@@ -26,6 +26,7 @@ def in_turns(spec: Spec, *holders: str) -> World:
         world.do(("want", name))
     settle(world)
     assert all(world.agents[name].tenancy.holds for name in holders)
-    for name in world.agents.keys() - set(holders):
-        world.do(("want", name))
+    for name in world.agents:
+        if name not in holders:
+            world.do(("want", name))
     return world
